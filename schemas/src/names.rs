@@ -1,0 +1,39 @@
+//! Names on the wire (design section 4).
+
+/// Topic of records; key = tenant UUID as lower-case text.
+pub const RECORDS_TOPIC: &str = "usage.records.v1";
+/// Topic of dead letters.
+pub const DEAD_LETTERS_TOPIC: &str = "usage.dead-letters.v1";
+/// Partitions of both topics unless told otherwise.
+pub const DEFAULT_PARTITIONS: i32 = 12;
+/// Consumer group of the workers.
+pub const CONSUMER_GROUP: &str = "usage-consumer";
+
+/// Header: what the value is.
+pub const HEADER_PAYLOAD_TYPE: &str = "payload-type";
+/// Header: the source's name, equal to the value's `source`.
+pub const HEADER_SOURCE: &str = "usage-source";
+/// Header: id of the key that signed the message.
+pub const HEADER_KEY_ID: &str = "usage-key-id";
+/// Header: lower-case hex HMAC-SHA-256, see [`crate::signature`].
+pub const HEADER_SIGNATURE: &str = "usage-signature";
+/// Header: W3C trace context.
+pub const HEADER_TRACEPARENT: &str = "traceparent";
+/// Header: how often the record was forwarded to another partition.
+pub const HEADER_FORWARDED: &str = "usage-forwarded";
+
+/// Payload type of a usage record in Avro.
+pub const PAYLOAD_RECORD: &str = "usage-collector.record.v1";
+/// Payload type of an outbox row written by `usage_emit`: JSON that the relay encodes as Avro.
+pub const PAYLOAD_RECORD_JSON: &str = "usage-collector.record.v1+json";
+/// Payload type of a completeness marker.
+pub const PAYLOAD_MARKER: &str = "usage-collector.marker.v1";
+
+/// Headers of a dead letter, in the order they are written.
+pub const HEADER_DLQ_REASON: &str = "dlq-reason";
+pub const HEADER_DLQ_ERROR: &str = "dlq-error";
+pub const HEADER_DLQ_TOPIC: &str = "dlq-topic";
+pub const HEADER_DLQ_PARTITION: &str = "dlq-partition";
+pub const HEADER_DLQ_OFFSET: &str = "dlq-offset";
+pub const HEADER_DLQ_TIMESTAMP: &str = "dlq-timestamp";
+pub const HEADER_DLQ_ATTEMPT: &str = "dlq-attempt";
