@@ -1,1 +1,8 @@
-//! The ClickHouse plugin.
+//! The ClickHouse plugin: records in a MergeTree, rollups behind horizons, fences (protocol 6).
+
+mod client;
+mod codes;
+mod config;
+mod rowbinary;
+
+pub use config::ClickHouseConfig;

@@ -1,0 +1,236 @@
+//! A thin layer over the `clickhouse` crate: a client per user, deadlines, and errors by exception code.
+
+use std::time::Duration;
+
+use ::clickhouse::error::Error as DriverError;
+use ::clickhouse::query::BytesCursor;
+use bytes::Bytes;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::codes;
+use super::config::ClickHouseConfig;
+use crate::StorageError;
+
+/// Longest part of a server's message that is kept: it may quote data.
+const MESSAGE_LIMIT: usize = 600;
+
+/// How a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    /// No connection came about: the server has seen nothing.
+    #[error("can't connect to clickhouse")]
+    NotSent(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The deadline passed; the server may still be at work.
+    #[error("clickhouse did not answer in time")]
+    Timeout,
+    /// The server answered with an exception.
+    #[error("clickhouse exception {code}: {message}")]
+    Exception { code: u32, message: String },
+    /// The connection or the answer broke.
+    #[error("clickhouse's answer was lost")]
+    Lost(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<DriverError> for CallError {
+    fn from(error: DriverError) -> Self {
+        match error {
+            DriverError::BadResponse(message) => match codes::parse(&message) {
+                Some(code) => Self::Exception { code, message: shorten(message) },
+                None => Self::Lost(shorten(message).into()),
+            },
+            DriverError::Network(source) => {
+                let not_sent = source
+                    .downcast_ref::<hyper_util::client::legacy::Error>()
+                    .is_some_and(hyper_util::client::legacy::Error::is_connect);
+                if not_sent { Self::NotSent(source) } else { Self::Lost(source) }
+            }
+            DriverError::TimedOut => Self::Timeout,
+            other => Self::Lost(Box::new(other)),
+        }
+    }
+}
+
+impl CallError {
+    /// What a failed read means.
+    pub(crate) fn of_read(self) -> StorageError {
+        match self {
+            Self::Timeout | Self::Exception { code: codes::TIMEOUT_EXCEEDED, .. } => StorageError::Timeout,
+            Self::Exception { code: codes::UNKNOWN_TABLE | codes::UNKNOWN_DATABASE, .. } => {
+                StorageError::Schema(format!("{self}; run `usagectl storage migrate`"))
+            }
+            other => StorageError::Unavailable(Box::new(other)),
+        }
+    }
+
+    /// What a failed insert means, if nothing else of the same call was sent before. A fence is not looked at here.
+    pub(crate) fn of_write(self) -> StorageError {
+        match self {
+            Self::NotSent(_) => StorageError::Unavailable(Box::new(self)),
+            Self::Exception { code, message } if codes::is_final(code) => StorageError::Final { code, message },
+            other => StorageError::Unknown(Box::new(other)),
+        }
+    }
+}
+
+impl From<CallError> for StorageError {
+    fn from(error: CallError) -> Self {
+        error.of_read()
+    }
+}
+
+fn shorten(mut message: String) -> String {
+    if message.len() > MESSAGE_LIMIT {
+        let end = (0..=MESSAGE_LIMIT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
+        message.truncate(end);
+        message.push('…');
+    }
+    message
+}
+
+/// Which user a client works as; each has its own settings profile and priority on the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    Writer,
+    Reader,
+    Maintenance,
+}
+
+/// A client of one user.
+#[derive(Clone)]
+pub(crate) struct Client {
+    driver: ::clickhouse::Client,
+    /// Deadline of one call, from the connection to the last byte of the answer.
+    timeout: Duration,
+}
+
+impl Client {
+    pub(crate) fn new(config: &ClickHouseConfig, profile: Profile) -> Self {
+        let (user, password): (&str, &SecretString) = match profile {
+            Profile::Writer => (&config.writer_user, &config.writer_password),
+            Profile::Reader => (&config.reader_user, &config.reader_password),
+            Profile::Maintenance => (&config.maintenance_user, &config.maintenance_password),
+        };
+        let driver = ::clickhouse::Client::default()
+            .with_url(config.url.as_str())
+            .with_user(user)
+            .with_password(password.expose_secret())
+            .with_database(config.database.as_str())
+            .with_product_info("usage-storage", env!("CARGO_PKG_VERSION"));
+        Self { driver, timeout: config.read_timeout }
+    }
+
+    pub(crate) fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// For statements that must not name a database because it may not exist yet.
+    pub(crate) fn with_database(mut self, database: &str) -> Self {
+        self.driver = self.driver.with_database(database);
+        self
+    }
+
+    pub(crate) fn with_setting(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.driver = self.driver.with_setting(name, value);
+        self
+    }
+
+    pub(crate) fn driver(&self) -> &::clickhouse::Client {
+        &self.driver
+    }
+
+    /// Runs a statement without an answer.
+    pub(crate) async fn execute(&self, sql: &str) -> Result<(), CallError> {
+        let query = self.driver.query_raw(sql).with_setting("wait_end_of_query", "1");
+        within(self.timeout, query.execute()).await
+    }
+
+    /// Runs a query and collects its whole answer as RowBinary; decode it with [`super::rowbinary::RowReader`].
+    pub(crate) async fn fetch(&self, sql: &str) -> Result<Bytes, CallError> {
+        within(self.timeout, async { self.driver.query_raw(sql).fetch_bytes("RowBinary")?.collect().await }).await
+    }
+
+    /// Runs a query whose answer is read chunk by chunk (chunks end anywhere); the caller bounds its time.
+    pub(crate) fn stream(&self, sql: &str) -> Result<BytesCursor, CallError> {
+        Ok(self.driver.query_raw(sql).fetch_bytes("RowBinary")?)
+    }
+}
+
+/// Bounds a call by a deadline. What is dropped at the deadline closes its connection.
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    call: impl Future<Output = Result<T, DriverError>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(timeout, call).await {
+        Ok(result) => result.map_err(CallError::from),
+        Err(_) => Err(CallError::Timeout),
+    }
+}
+
+/// Appends a text as a SQL string literal.
+pub(crate) fn push_literal(sql: &mut String, text: &str) {
+    sql.push('\'');
+    for c in text.chars() {
+        match c {
+            '\'' => sql.push_str("\\'"),
+            '\\' => sql.push_str("\\\\"),
+            '\0' => sql.push_str("\\0"),
+            c => sql.push(c),
+        }
+    }
+    sql.push('\'');
+}
+
+/// A text as a SQL string literal.
+pub(crate) fn literal(text: &str) -> String {
+    let mut sql = String::with_capacity(text.len() + 2);
+    push_literal(&mut sql, text);
+    sql
+}
+
+/// A database or table name, quoted.
+pub(crate) fn identifier(name: &str) -> String {
+    format!("`{}`", name.replace('\\', "\\\\").replace('`', "\\`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn literals_are_escaped() {
+        assert_eq!(literal(r"it's \ ok"), r"'it\'s \\ ok'");
+        assert_eq!(literal("a\0b"), "'a\\0b'");
+        assert_eq!(identifier("a`b"), "`a\\`b`");
+    }
+
+    #[test]
+    fn errors_are_sorted_by_what_is_known() {
+        let refused = CallError::from(DriverError::BadResponse("Code: 469. DB::Exception: constraint".into()));
+        assert!(matches!(refused.of_write(), StorageError::Final { code: 469, .. }));
+        let parts = CallError::from(DriverError::BadResponse("Code: 252. DB::Exception: too many parts".into()));
+        assert!(matches!(parts.of_write(), StorageError::Unknown(_)));
+        let proxy = CallError::from(DriverError::BadResponse("502 Bad Gateway".into()));
+        assert!(matches!(proxy.of_write(), StorageError::Unknown(_)));
+        assert!(matches!(CallError::Timeout.of_write(), StorageError::Unknown(_)));
+        assert!(matches!(CallError::Timeout.of_read(), StorageError::Timeout));
+        let table = CallError::from(DriverError::BadResponse("Code: 60. DB::Exception: no table".into()));
+        assert!(matches!(table.of_read(), StorageError::Schema(_)));
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_was_not_sent() {
+        // A listener that is bound and dropped leaves a port that refuses.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = ClickHouseConfig::new(format!("http://127.0.0.1:{port}"), "x");
+        let error = Client::new(&config, Profile::Writer).execute("SELECT 1").await.unwrap_err();
+        assert!(matches!(error, CallError::NotSent(_)), "{error:?}");
+        assert!(matches!(error.of_write(), StorageError::Unavailable(_)));
+    }
+
+    #[test]
+    fn long_messages_are_cut() {
+        let cut = shorten("é".repeat(1000));
+        assert!(cut.len() <= MESSAGE_LIMIT + '…'.len_utf8());
+    }
+}
