@@ -1,0 +1,48 @@
+//! One line for an error and everything that caused it.
+
+use std::error::Error;
+
+/// The messages of `error` and of its sources, joined by `: `. A message that its cause repeats word for word comes once.
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut last = text.clone();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let message = cause.to_string();
+        if message != last {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        last = message;
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] Middle);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("middle")]
+    struct Middle(#[source] std::io::Error);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Repeats(#[source] std::io::Error);
+
+    #[test]
+    fn names_every_cause_in_order() {
+        let error = Outer(Middle(std::io::Error::other("inner")));
+        assert_eq!(error_chain(&error), "outer: middle: inner");
+    }
+
+    #[test]
+    fn leaves_out_a_repetition() {
+        assert_eq!(error_chain(&Repeats(std::io::Error::other("inner"))), "inner");
+    }
+}
