@@ -1,0 +1,217 @@
+//! The real Kafka broker: one node that is controller and broker (KRaft).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+
+use crate::install::{apt, kafka as install};
+use crate::process::{Launch, Life, ProcessId, Server};
+use crate::{cache, ports, probe};
+
+const READY: Duration = Duration::from_secs(120);
+const GRACE: Duration = Duration::from_secs(20);
+/// 22 characters of URL-safe base64; any will do for a cluster of one.
+const CLUSTER_ID: &str = "dXNhZ2UtY29sbGVjdG9yMQ";
+
+/// A Kafka broker with its data in one directory.
+#[derive(Debug)]
+pub struct Kafka {
+    dir: PathBuf,
+    home: PathBuf,
+    port: u16,
+    life: Life,
+    server: Server,
+}
+
+impl Kafka {
+    /// Starts a broker that ends with this process; the data of an earlier one in `dir` is kept.
+    pub fn start(dir: &Path) -> Result<Self> {
+        Self::start_as(dir, Life::Attached(Signal::SIGKILL))
+    }
+
+    /// Starts a broker with the given life.
+    pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
+        let home = install::home()?;
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        let dir = dir.canonicalize()?;
+        let [port, controller] = ports::kept(&dir)?;
+        fs::write(dir.join("server.properties"), properties(&dir, port, controller))?;
+        fs::write(dir.join("log4j2.yaml"), LOG4J)?;
+        // The formatting tool writes the checkpoint first and meta.properties last.
+        if !dir.join("data/meta.properties").exists() {
+            format_storage(&home, &dir)?;
+        }
+        let server = launch(&home, &dir, life)?;
+        let mut this = Self { dir, home, port, life, server };
+        this.await_ready()?;
+        Ok(this)
+    }
+
+    /// `127.0.0.1:PORT`.
+    #[must_use]
+    pub fn brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The port of the clients' listener.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.id().pid
+    }
+
+    /// Id and start time of the process.
+    #[must_use]
+    pub fn id(&self) -> ProcessId {
+        self.server.id()
+    }
+
+    /// The log file.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        self.server.log()
+    }
+
+    /// The directory with `libs/*.jar`.
+    #[must_use]
+    pub fn home(&self) -> PathBuf {
+        self.home.clone()
+    }
+
+    /// A command that runs one of Kafka's own tools, as `bin/*.sh` would, for example
+    /// `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand`.
+    pub fn tool(&self, class: &str) -> Result<Command> {
+        tool(&self.home, class)
+    }
+
+    /// Kills it at once.
+    pub fn kill9(&mut self) {
+        self.server.kill9();
+    }
+
+    /// Starts it again on the same ports and data; one that still runs is killed first.
+    pub fn restart(&mut self) -> Result<()> {
+        self.server.kill9();
+        self.server = launch(&self.home, &self.dir, self.life)?;
+        self.await_ready()
+    }
+
+    /// Stops it in order.
+    pub fn stop(mut self) -> Result<()> {
+        self.server.stop(Signal::SIGTERM, GRACE)
+    }
+
+    /// Freezes the process (SIGSTOP).
+    pub fn pause(&self) {
+        let _ = self.server.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets a frozen process go on.
+    pub fn resume(&self) {
+        let _ = self.server.signal(Signal::SIGCONT);
+    }
+
+    fn await_ready(&mut self) -> Result<()> {
+        let port = self.port;
+        probe::await_ready("Kafka", &mut self.server, READY, || probe::kafka_ready(port))
+    }
+}
+
+fn java(home: &Path) -> Result<Command> {
+    let mut command = Command::new(apt::java().context("Java 17 is not there")?);
+    command.arg("-cp").arg(home.join("libs").join("*"));
+    Ok(command)
+}
+
+fn tool(home: &Path, class: &str) -> Result<Command> {
+    let mut command = java(home)?;
+    // Short runs: the second compiler would cost more than it brings.
+    command.args(["-Xmx256m", "-XX:TieredStopAtLevel=1", class]);
+    Ok(command)
+}
+
+fn format_storage(home: &Path, dir: &Path) -> Result<()> {
+    let mut command = tool(home, "kafka.tools.StorageTool")?;
+    command.args(["format", "--ignore-formatted", "--cluster-id", CLUSTER_ID, "--config"]).arg(dir.join("server.properties"));
+    cache::run_quietly(command).context("formatting Kafka's data directory")
+}
+
+fn launch(home: &Path, dir: &Path, life: Life) -> Result<Server> {
+    let mut command = java(home)?;
+    command.current_dir(dir).args(["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]);
+    command.arg(format!("-Dlog4j2.configurationFile={}", dir.join("log4j2.yaml").display()));
+    command.arg("kafka.Kafka").arg(dir.join("server.properties"));
+    Server::start(Launch { command, log: dir.join("kafka.log"), life })
+}
+
+/// Why, where it is not plain:
+/// - `group.coordinator.append.linger.ms=0`: the plan is in the commit, one synchronous commit a batch, and nearly all of its
+///   7 ms is this linger (default 5); with 0 it is 1 ms. One group has nothing to gather meanwhile.
+/// - `group.initial.rebalance.delay.ms=0`: a test's group need not wait 3 s for members that never come.
+/// - `offsets.retention.minutes`: 30 days, because an expired offset takes the plan along.
+/// - few partitions of the internal topics, small indexes and segments: hundreds of test topics share one small disk.
+/// - `log.cleaner.dedupe.buffer.size`: its default of 128 MB is a quarter of the heap.
+fn properties(dir: &Path, port: u16, controller: u16) -> String {
+    format!(
+        "process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+controller.listener.names=CONTROLLER
+log.dirs={}
+auto.create.topics.enable=false
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+offsets.retention.minutes=43200
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+group.coordinator.append.linger.ms=0
+group.initial.rebalance.delay.ms=0
+log.segment.bytes=134217728
+log.index.size.max.bytes=1048576
+log.cleaner.threads=1
+log.cleaner.dedupe.buffer.size=16777216
+num.network.threads=2
+num.io.threads=4
+num.recovery.threads.per.data.dir=2
+",
+        dir.join("data").display()
+    )
+}
+
+const LOG4J: &str = "Configuration:
+  status: warn
+  Appenders:
+    Console:
+      name: out
+      PatternLayout:
+        pattern: '[%d] %p %m (%c)%n'
+  Loggers:
+    Root:
+      level: info
+      AppenderRef:
+        ref: out
+    Logger:
+      - name: kafka.authorizer
+        level: warn
+      - name: org.apache.kafka.common.config
+        level: warn
+";

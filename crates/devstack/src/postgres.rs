@@ -1,0 +1,231 @@
+//! The real Postgres server.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use nix::unistd::User;
+
+use crate::install::postgres as install;
+use crate::pgwire::Connection;
+use crate::process::{Launch, Life, ProcessId, Server};
+use crate::{cache, ports, probe};
+
+const READY: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(20);
+/// The role of the stack: it may create databases. Loopback connections are trusted.
+const USER: &str = "usage";
+
+/// A Postgres server with its data in one directory.
+#[derive(Debug)]
+pub struct Postgres {
+    dir: PathBuf,
+    port: u16,
+    life: Life,
+    server: Server,
+}
+
+impl Postgres {
+    /// Starts a server that ends with this process; the data of an earlier one in `dir` is kept.
+    pub fn start(dir: &Path) -> Result<Self> {
+        // SIGINT is Postgres' fast shutdown: its own children end with it.
+        Self::start_as(dir, Life::Attached(Signal::SIGINT))
+    }
+
+    /// Starts a server with the given life.
+    pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        let dir = dir.canonicalize()?;
+        let bin = install::bin_dir()?;
+        let data = data_dir(&dir)?;
+        if !data.join("PG_VERSION").exists() {
+            init(&bin, &data)?;
+        }
+        let [port] = ports::kept(&dir)?;
+        let server = launch(&bin, &dir, &data, port, life)?;
+        let mut this = Self { dir, port, life, server };
+        this.await_ready()?;
+        Ok(this)
+    }
+
+    /// `postgres://usage:usage@127.0.0.1:PORT/DATABASE`.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://{USER}:{USER}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the postmaster.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.server.id().pid
+    }
+
+    /// Id and start time of the postmaster.
+    #[must_use]
+    pub fn id(&self) -> ProcessId {
+        self.server.id()
+    }
+
+    /// The log file.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        self.server.log()
+    }
+
+    /// Runs one statement outside of any transaction and gives its rows as text.
+    pub fn query(&self, database: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
+        Connection::open(self.port, USER, database, Duration::from_secs(10))?.query(sql)
+    }
+
+    /// Makes a database unless it is there.
+    pub fn ensure_database(&self, name: &str) -> Result<()> {
+        let found = self.query("postgres", &format!("SELECT 1 FROM pg_database WHERE datname = '{name}'"))?;
+        if found.is_empty() {
+            self.query("postgres", &format!("CREATE DATABASE \"{name}\""))?;
+        }
+        Ok(())
+    }
+
+    /// Kills the postmaster and all its backends at once, as a power cut would.
+    pub fn kill9(&mut self) {
+        self.server.kill9();
+    }
+
+    /// Starts it again on the same port and data; one that still runs is killed first.
+    pub fn restart(&mut self) -> Result<()> {
+        self.server.kill9();
+        self.launch_again()
+    }
+
+    /// Postgres' immediate shutdown (SIGQUIT: no checkpoint, recovery at the next start), then a start.
+    pub fn restart_immediate(&mut self) -> Result<()> {
+        self.server.stop(Signal::SIGQUIT, GRACE)?;
+        self.launch_again()
+    }
+
+    /// Stops it in order (fast shutdown: open transactions are rolled back).
+    pub fn stop(mut self) -> Result<()> {
+        self.server.stop(Signal::SIGINT, GRACE)
+    }
+
+    /// Freezes the postmaster and its backends (SIGSTOP).
+    pub fn pause(&self) {
+        self.server.signal_group(Signal::SIGSTOP);
+    }
+
+    /// Lets frozen processes go on.
+    pub fn resume(&self) {
+        self.server.signal_group(Signal::SIGCONT);
+    }
+
+    fn launch_again(&mut self) -> Result<()> {
+        self.server = launch(&install::bin_dir()?, &self.dir, &data_dir(&self.dir)?, self.port, self.life)?;
+        self.await_ready()
+    }
+
+    fn await_ready(&mut self) -> Result<()> {
+        let port = self.port;
+        probe::await_ready("Postgres", &mut self.server, READY, || {
+            Connection::open(port, USER, "postgres", Duration::from_secs(2))?.query("SELECT 1").map(drop)
+        })
+    }
+}
+
+/// Who runs the server: Postgres refuses to run as root.
+fn unprivileged() -> Result<Option<User>> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    for name in ["postgres", "nobody"] {
+        if let Some(user) = User::from_name(name)? {
+            return Ok(Some(user));
+        }
+    }
+    anyhow::bail!("running as root, and there is no user postgres or nobody to run Postgres as")
+}
+
+fn run_as(command: &mut Command, user: Option<&User>) {
+    if let Some(user) = user {
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    // The directory that root stands in may be closed to that user.
+    command.current_dir("/").env("LC_ALL", "C.UTF-8");
+}
+
+/// `DIR/data`; when an unprivileged user runs the server and some directory above is closed to it, a place under the
+/// system's directory for temporary files that lasts as long.
+fn data_dir(dir: &Path) -> Result<PathBuf> {
+    let data = match unprivileged()? {
+        Some(user) if !can_reach(dir, &user)? => outside(dir),
+        _ => dir.join("data"),
+    };
+    Ok(data)
+}
+
+fn can_reach(dir: &Path, user: &User) -> Result<bool> {
+    for path in dir.ancestors() {
+        let meta = fs::metadata(path)?;
+        let mode = meta.permissions().mode();
+        let owns = meta.uid() == user.uid.as_raw() && mode & 0o100 != 0;
+        if !owns && mode & 0o001 == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn outside(dir: &Path) -> PathBuf {
+    use sha2::Digest as _;
+    let hash = sha2::Sha256::digest(dir.as_os_str().as_encoded_bytes());
+    let name: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    Path::new("/var/tmp").join(format!("usage-postgres-{name}"))
+}
+
+fn init(bin: &Path, data: &Path) -> Result<()> {
+    if data.exists() {
+        // initdb was killed before it wrote PG_VERSION, or it refuses a directory with remains.
+        fs::remove_dir_all(data)?;
+    }
+    fs::create_dir_all(data)?;
+    let user = unprivileged()?;
+    if let Some(user) = &user {
+        chown(data, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
+    }
+    let mut command = Command::new(bin.join("initdb"));
+    command.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions", "--username", USER, "-D"]).arg(data);
+    run_as(&mut command, user.as_ref());
+    cache::run_quietly(command).context("making Postgres' data directory")
+}
+
+fn launch(bin: &Path, dir: &Path, data: &Path, port: u16, life: Life) -> Result<Server> {
+    let mut command = Command::new(bin.join("postgres"));
+    command.arg("-D").arg(data).arg("-p").arg(port.to_string());
+    for setting in SETTINGS {
+        command.arg("-c").arg(setting);
+    }
+    run_as(&mut command, unprivileged()?.as_ref());
+    Server::start(Launch { command, log: dir.join("postgres.log"), life })
+}
+
+/// Prepared transactions are for tests of writers that hang; fsync stays on because crash tests would prove nothing without.
+const SETTINGS: [&str; 8] = [
+    "listen_addresses=127.0.0.1",
+    "unix_socket_directories=",
+    "max_connections=200",
+    "max_prepared_transactions=20",
+    "fsync=on",
+    "shared_buffers=128MB",
+    "log_min_messages=warning",
+    "timezone=UTC",
+];
