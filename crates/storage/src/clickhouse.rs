@@ -3,6 +3,8 @@
 mod client;
 mod codes;
 mod config;
+mod read;
 mod rowbinary;
 
 pub use config::ClickHouseConfig;
+pub use read::ClickHouseReader;

@@ -32,6 +32,9 @@ pub struct ClickHouseConfig {
     /// Deadline of a query.
     #[serde(with = "humantime_serde", default = "default_read_timeout")]
     pub read_timeout: Duration,
+    /// Rows in the range of a question from which the rollups are asked too; below, the records alone are faster. 0 = always.
+    #[serde(default = "default_rollup_rows")]
+    pub rollup_rows: u64,
     /// A partition's aggregate is rolled up once its oldest row is this old.
     #[serde(with = "humantime_serde", default = "default_flush_age")]
     pub flush_age: Duration,
@@ -54,6 +57,7 @@ impl ClickHouseConfig {
             maintenance_password: SecretString::default(),
             write_timeout: default_write_timeout(),
             read_timeout: default_read_timeout(),
+            rollup_rows: default_rollup_rows(),
             flush_age: default_flush_age(),
             flush_rows: default_flush_rows(),
         }
@@ -90,6 +94,10 @@ fn default_write_timeout() -> Duration {
 
 fn default_read_timeout() -> Duration {
     Duration::from_secs(5)
+}
+
+fn default_rollup_rows() -> u64 {
+    500_000
 }
 
 fn default_flush_age() -> Duration {
