@@ -22,6 +22,8 @@ pub const TELEMETRY: &[Setting] = &[
 /// `[kafka]`; read into [`KafkaConfig`].
 pub const KAFKA: &[Setting] = &[
     Setting::text("kafka.brokers", "Brokers to start from: host:port, separated by commas."),
+    Setting::text("kafka.records_topic", "Topic of usage records.").default("usage.records.v1"),
+    Setting::text("kafka.dead_letters_topic", "Topic of dead letters.").default("usage.dead-letters.v1"),
     Setting::text("kafka.security.protocol", "`plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.").default("plaintext"),
     Setting::text("kafka.security.sasl_mechanism", "For example SCRAM-SHA-512.").optional(),
     Setting::text("kafka.security.sasl_username", "User for SASL.").optional(),
@@ -62,6 +64,8 @@ pub const SOURCE_DATABASE: &[Setting] =
 #[serde(deny_unknown_fields)]
 pub struct KafkaConfig {
     pub brokers: String,
+    pub records_topic: String,
+    pub dead_letters_topic: String,
     pub security: KafkaSecurity,
 }
 
@@ -92,7 +96,12 @@ impl KafkaConfig {
             ssl_key_location: None,
             ssl_key_password: None,
         };
-        Self { brokers: brokers.into(), security }
+        Self {
+            brokers: brokers.into(),
+            records_topic: "usage.records.v1".into(),
+            dead_letters_topic: "usage.dead-letters.v1".into(),
+            security,
+        }
     }
 
     /// Names and values for librdkafka's client configuration.
