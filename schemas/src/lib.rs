@@ -2,17 +2,22 @@
 //! codec, signatures, partitioning and the names on the wire. No runtime, no Kafka.
 
 pub mod codec;
+pub mod frame;
 pub mod ids;
 pub mod json;
+pub mod marker;
 pub mod names;
 pub mod partition;
 pub mod quantity;
 pub mod reason;
 pub mod record;
+pub mod schema;
+mod serde_text;
 pub mod signature;
 pub mod time;
 pub mod validate;
 
+pub use marker::Marker;
 pub use quantity::{Quantity, QuantityError};
 pub use reason::Reason;
 pub use record::{Kind, RecordRef, UsageRecord};
