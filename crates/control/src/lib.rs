@@ -1,1 +1,127 @@
-//! placeholder
+//! The control database: usage types, source keys, partition counts and the consumer's progress.
+//!
+//! Everything is read from and written to the primary: a connection to a server in recovery is refused. Each call ends within
+//! [`CALL_WITHIN`]; [`ControlError::may_pass`] tells what is worth another try.
+
+mod error;
+mod partitions;
+mod progress;
+mod sources;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod types;
+
+use std::future::Future;
+use std::str::FromStr;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+
+pub use error::ControlError;
+pub use partitions::Partitions;
+pub use progress::{Advance, Gap, Progress};
+pub use sources::{Placed, SourceKey};
+pub use types::{NewUsageType, Registration, UsageType};
+
+/// How long one call may take, with the wait for a connection, as this process sees it (a frozen server answers nothing).
+pub const CALL_WITHIN: Duration = Duration::from_secs(10);
+/// How long the server lets one statement run.
+const STATEMENT_WITHIN: Duration = Duration::from_secs(5);
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a migration may take, with the wait for other processes that migrate.
+const MIGRATE_WITHIN: Duration = Duration::from_secs(120);
+const CONNECTIONS: u32 = 8;
+
+static MIGRATOR: Migrator = sqlx::migrate!();
+
+/// Access to the control database. Clones share the connections.
+#[derive(Clone, Debug)]
+pub struct Control {
+    pool: PgPool,
+    options: PgConnectOptions,
+}
+
+impl Control {
+    /// Connects and looks that the server answers and is the primary.
+    ///
+    /// # Errors
+    /// [`ControlError::Url`] for what is no address; what may pass when the server is away.
+    pub async fn connect(url: &SecretString) -> Result<Self, ControlError> {
+        let control = Self::connect_lazy(url)?;
+        control.ping().await?;
+        Ok(control)
+    }
+
+    /// Like [`Control::connect`], but connects when the first call is made: for processes that start while the server is away.
+    ///
+    /// # Errors
+    /// [`ControlError::Url`].
+    pub fn connect_lazy(url: &SecretString) -> Result<Self, ControlError> {
+        let options = PgConnectOptions::from_str(url.expose_secret())
+            .map_err(|_| ControlError::Url)?
+            .application_name("usage-control")
+            .log_statements(tracing::log::LevelFilter::Trace);
+        let bounded = options.clone().options([
+            ("statement_timeout", STATEMENT_WITHIN.as_millis().to_string()),
+            ("lock_timeout", STATEMENT_WITHIN.as_millis().to_string()),
+            ("idle_in_transaction_session_timeout", CALL_WITHIN.as_millis().to_string()),
+        ]);
+        let pool = PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(CONNECT_WITHIN)
+            .after_connect(|connection, _| Box::pin(refuse_standby(connection)))
+            .connect_lazy_with(bounded);
+        Ok(Self { pool, options })
+    }
+
+    /// Brings the schema up to date. Several processes may call it at once: one migrates, the others wait.
+    ///
+    /// # Errors
+    /// A changed or unknown migration is final.
+    pub async fn migrate(&self) -> Result<(), ControlError> {
+        let work = async {
+            // A connection of its own: waiting for the lock must not end at the statement timeout.
+            let mut connection = self.options.connect().await?;
+            refuse_standby(&mut connection).await?;
+            MIGRATOR.run(&mut connection).await?;
+            connection.close().await?;
+            Ok(())
+        };
+        tokio::time::timeout(MIGRATE_WITHIN, work).await.map_err(|_| ControlError::Timeout(MIGRATE_WITHIN))?
+    }
+
+    /// One cheap round trip to the primary.
+    ///
+    /// # Errors
+    /// What the server or the way to it says.
+    pub async fn ping(&self) -> Result<(), ControlError> {
+        self.within(async {
+            sqlx::query("SELECT 1").execute(&self.pool).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends all connections.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// The connections, for tables that other crates bring (limits).
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = Result<T, ControlError>>) -> Result<T, ControlError> {
+        tokio::time::timeout(CALL_WITHIN, work).await.map_err(|_| ControlError::Timeout(CALL_WITHIN))?
+    }
+}
+
+/// A standby answers with what was true a moment ago, which is wrong for cuts, counts and keys.
+async fn refuse_standby(connection: &mut sqlx::PgConnection) -> Result<(), sqlx::Error> {
+    let standby: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(connection).await?;
+    if standby { Err(sqlx::Error::Io(std::io::Error::other("the server is a standby"))) } else { Ok(()) }
+}

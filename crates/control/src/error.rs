@@ -1,0 +1,114 @@
+//! What can go wrong with the control database.
+
+use std::time::Duration;
+
+use sqlx::migrate::MigrateError;
+
+/// A Display never repeats its source.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("the control database's url is not postgres://user:password@host:port/name")]
+    Url,
+    #[error("the control database failed")]
+    Database(#[source] sqlx::Error),
+    #[error("the control database gave no answer within {0:?}")]
+    Timeout(Duration),
+    #[error("the control database could not be migrated")]
+    Migrate(#[source] Box<MigrateError>),
+    #[error("{field}: {detail}")]
+    Invalid { field: &'static str, detail: String },
+    #[error("key {key_id} of source {source_name} is another key already; take a new id")]
+    KeyTaken { source_name: String, key_id: String },
+    #[error("the control database has {recorded} as the topic's partition count, not {asked}")]
+    OtherPartitionCount { recorded: i32, asked: i32 },
+    #[error("the control database has no partition count yet: run usagectl topics create")]
+    NoPartitionCount,
+    #[error("partition {0} has no progress row: it was not taken over")]
+    NoProgress(i32),
+    #[error("partition {0} comes twice in one call")]
+    PartitionTwice(i32),
+    #[error("the control database holds a value that this program does not know: {0}")]
+    Unknown(String),
+}
+
+impl ControlError {
+    /// True when the same call may succeed later: the server is away, busy, in failover or another transaction was in the way.
+    /// After a true the call may have been carried out all the same.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Database(error) => sqlx_may_pass(error),
+            Self::Timeout(_) => true,
+            Self::Migrate(error) => match &**error {
+                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => sqlx_may_pass(error),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// A field that breaks its bound.
+    pub(crate) fn invalid(field: &'static str, detail: impl Into<String>) -> Self {
+        Self::Invalid { field, detail: detail.into() }
+    }
+}
+
+impl From<sqlx::Error> for ControlError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl From<MigrateError> for ControlError {
+    fn from(error: MigrateError) -> Self {
+        Self::Migrate(Box::new(error))
+    }
+}
+
+fn sqlx_may_pass(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| sqlstate_may_pass(&code)),
+        // A connection that breaks in the middle of an answer is a protocol error to sqlx.
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+        sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed | sqlx::Error::BeginFailed => true,
+        _ => false,
+    }
+}
+
+fn sqlstate_may_pass(code: &str) -> bool {
+    match code {
+        // serialization_failure, deadlock_detected, lock_not_available, query_canceled (by the statement timeout),
+        // read_only_sql_transaction (a primary that just became a standby), idle_in_transaction_session_timeout
+        "40001" | "40P01" | "55P03" | "57014" | "25006" | "25P03" => true,
+        // connection, insufficient resources, operator intervention (shutdown, crash, starting up), input and output
+        _ => code.starts_with("08") || code.starts_with("53") || code.starts_with("57P0") || code.starts_with("58"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorts_sqlstates() {
+        for code in ["08006", "08001", "53300", "53100", "57P01", "57P02", "57P03", "40001", "40P01", "55P03", "57014"] {
+            assert!(sqlstate_may_pass(code), "{code}");
+        }
+        for code in ["23505", "23514", "42P01", "42703", "28P01", "3D000", "22003", "XX000", "25P02", ""] {
+            assert!(!sqlstate_may_pass(code), "{code}");
+        }
+    }
+
+    #[test]
+    fn sorts_what_happens_on_the_way() {
+        let broken = sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into());
+        assert!(ControlError::Database(broken).may_pass());
+        assert!(ControlError::Database(sqlx::Error::PoolTimedOut).may_pass());
+        assert!(ControlError::Timeout(Duration::from_secs(1)).may_pass());
+        assert!(!ControlError::Database(sqlx::Error::RowNotFound).may_pass());
+        assert!(!ControlError::Database(sqlx::Error::PoolClosed).may_pass());
+        assert!(!ControlError::NoPartitionCount.may_pass());
+        let away = MigrateError::Execute(sqlx::Error::Io(std::io::ErrorKind::BrokenPipe.into()));
+        assert!(ControlError::from(away).may_pass());
+        assert!(!ControlError::from(MigrateError::VersionMismatch(1)).may_pass());
+    }
+}

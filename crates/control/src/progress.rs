@@ -1,0 +1,151 @@
+//! How far the consumer is in each partition (protocol 5.1 step 3), and what was skipped.
+
+use std::collections::HashSet;
+
+use sqlx::FromRow;
+
+use crate::{Control, ControlError};
+
+/// The progress of one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
+pub struct Progress {
+    pub kafka_partition: i32,
+    /// Number of the last batch that was done; 0 before the first.
+    pub batch_seq: i64,
+    /// The first offset that is not done; `None` before the first batch.
+    pub next_offset: Option<i64>,
+}
+
+/// A batch that was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Advance {
+    pub partition: i32,
+    pub batch_seq: i64,
+    /// One after the batch's last offset.
+    pub next_offset: i64,
+}
+
+/// Offsets `[from_offset, to_offset)` that nobody read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
+pub struct Gap {
+    pub kafka_partition: i32,
+    pub from_offset: i64,
+    pub to_offset: i64,
+    /// An operator said that it is known.
+    pub accepted: bool,
+}
+
+impl Control {
+    /// The progress of a partition at takeover; makes its row if there is none.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn open_progress(&self, partition: i32) -> Result<Progress, ControlError> {
+        self.within(async {
+            let insert = sqlx::query("INSERT INTO consumer_progress (kafka_partition) VALUES ($1) ON CONFLICT DO NOTHING");
+            insert.bind(partition).execute(&self.pool).await?;
+            let select = sqlx::query_as(
+                "SELECT kafka_partition, batch_seq, next_offset FROM consumer_progress WHERE kafka_partition = $1",
+            );
+            Ok(select.bind(partition).fetch_one(&self.pool).await?)
+        })
+        .await
+    }
+
+    /// Moves the progress of several partitions in one transaction. Per item, in order: true if this call moved it, false if the
+    /// batch was done before (a repetition after a crash or a lost answer) and nothing was changed for it.
+    ///
+    /// # Errors
+    /// [`ControlError::NoProgress`] for a partition without a row, then nothing is changed; what the database says. After an
+    /// error that may pass the transaction may have been committed: the repetition then says false.
+    pub async fn advance(&self, items: &[Advance]) -> Result<Vec<bool>, ControlError> {
+        let mut partitions = HashSet::with_capacity(items.len());
+        for item in items {
+            if !partitions.insert(item.partition) {
+                return Err(ControlError::PartitionTwice(item.partition));
+            }
+        }
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.within(self.advance_all(items)).await
+    }
+
+    async fn advance_all(&self, items: &[Advance]) -> Result<Vec<bool>, ControlError> {
+        let column = |pick: fn(&Advance) -> i64| items.iter().map(pick).collect::<Vec<i64>>();
+        let partitions: Vec<i32> = items.iter().map(|item| item.partition).collect();
+        let mut transaction = self.pool.begin().await?;
+        // Rows are locked in the order of their partition, so that two workers never wait for each other in a circle.
+        let found: Vec<i32> = sqlx::query_scalar(
+            "SELECT kafka_partition FROM consumer_progress WHERE kafka_partition = ANY($1)
+             ORDER BY kafka_partition FOR UPDATE",
+        )
+        .bind(&partitions)
+        .fetch_all(&mut *transaction)
+        .await?;
+        if let Some(missing) = partitions.iter().find(|partition| !found.contains(partition)) {
+            return Err(ControlError::NoProgress(*missing));
+        }
+        let moved: Vec<i32> = sqlx::query_scalar(
+            "UPDATE consumer_progress AS p
+             SET batch_seq = a.batch_seq, next_offset = a.next_offset, updated_at = now()
+             FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS a (kafka_partition, batch_seq, next_offset)
+             WHERE p.kafka_partition = a.kafka_partition AND p.batch_seq < a.batch_seq
+             RETURNING p.kafka_partition",
+        )
+        .bind(&partitions)
+        .bind(column(|item| item.batch_seq))
+        .bind(column(|item| item.next_offset))
+        .fetch_all(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(partitions.iter().map(|partition| moved.contains(partition)).collect())
+    }
+
+    /// The progress of all partitions, ascending.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn progress(&self) -> Result<Vec<Progress>, ControlError> {
+        self.within(async {
+            let select = sqlx::query_as(
+                "SELECT kafka_partition, batch_seq, next_offset FROM consumer_progress ORDER BY kafka_partition",
+            );
+            Ok(select.fetch_all(&self.pool).await?)
+        })
+        .await
+    }
+
+    /// Notes that the offsets `[from_offset, to_offset)` are skipped. The same gap again changes nothing.
+    ///
+    /// # Errors
+    /// [`ControlError::Invalid`] for an empty gap; what the database says.
+    pub async fn record_gap(&self, partition: i32, from_offset: i64, to_offset: i64) -> Result<(), ControlError> {
+        if from_offset >= to_offset {
+            return Err(ControlError::invalid("to_offset", "must be after from_offset"));
+        }
+        self.within(async {
+            let insert = sqlx::query(
+                "INSERT INTO gaps (kafka_partition, from_offset, to_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+            );
+            insert.bind(partition).bind(from_offset).bind(to_offset).execute(&self.pool).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// All gaps, ascending by partition and offset.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn gaps(&self) -> Result<Vec<Gap>, ControlError> {
+        self.within(async {
+            let select = sqlx::query_as(
+                "SELECT kafka_partition, from_offset, to_offset, accepted_at IS NOT NULL AS accepted
+                 FROM gaps ORDER BY kafka_partition, from_offset, to_offset",
+            );
+            Ok(select.fetch_all(&self.pool).await?)
+        })
+        .await
+    }
+}
