@@ -21,14 +21,21 @@ pub fn root() -> Result<PathBuf> {
 fn root_from(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf> {
     let base = match xdg.filter(|path| path.is_absolute()) {
         Some(path) => path,
-        None => home.context("neither XDG_CACHE_HOME nor HOME is set: no place for downloads")?.join(".cache"),
+        None => {
+            home.context("neither XDG_CACHE_HOME nor HOME is set: no place for downloads")?.join(".cache")
+        }
     };
     Ok(base.join("usage-collector"))
 }
 
 /// The directory of a part. If it is not there, `fill` fills a new one, which then takes the name in one step.
 /// Processes that ask at once wait for the first.
-pub fn part(root: &Path, name: &str, version: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub fn part(
+    root: &Path,
+    name: &str,
+    version: &str,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let parent = root.join(name);
     let target = parent.join(version);
     if target.is_dir() {
@@ -42,7 +49,8 @@ pub fn part(root: &Path, name: &str, version: &str, fill: impl FnOnce(&Path) -> 
     }
     let temporary = parent.join(format!(".tmp-{version}"));
     if temporary.exists() {
-        fs::remove_dir_all(&temporary).with_context(|| format!("removing what is left in {}", temporary.display()))?;
+        fs::remove_dir_all(&temporary)
+            .with_context(|| format!("removing what is left in {}", temporary.display()))?;
     }
     fs::create_dir(&temporary)?;
     fill(&temporary).with_context(|| format!("installing {name} {version}"))?;
@@ -81,7 +89,12 @@ pub fn verify(path: &Path, expected: &str) -> Result<()> {
 
 /// A tarball by its file name, downloaded by `download` into the given directory unless a good one is there.
 /// A bad one that was left from before is fetched anew once; a bad fresh one is an error.
-pub fn tarball(dir: &Path, name: &str, expected: &str, download: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+pub fn tarball(
+    dir: &Path,
+    name: &str,
+    expected: &str,
+    download: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     fs::create_dir_all(dir)?;
     let path = dir.join(name);
     if path.exists() {
@@ -106,7 +119,14 @@ pub fn tarball(dir: &Path, name: &str, expected: &str, download: impl FnOnce(&Pa
 pub fn unpack(tarball: &Path, into: &Path, members: &[&str]) -> Result<()> {
     let spinner = spinner(&format!("unpacking {}", file_name(tarball)));
     let mut command = Command::new("tar");
-    command.arg("-xzf").arg(tarball).arg("-C").arg(into).arg("--strip-components=1").arg("--no-same-owner").args(members);
+    command
+        .arg("-xzf")
+        .arg(tarball)
+        .arg("-C")
+        .arg(into)
+        .arg("--strip-components=1")
+        .arg("--no-same-owner")
+        .args(members);
     let result = run_quietly(command);
     spinner.finish_and_clear();
     result
@@ -137,14 +157,16 @@ pub fn spinner(message: &str) -> ProgressBar {
     if bar.is_hidden() {
         eprintln!("{message} …");
     }
-    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})").unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner());
     bar.set_style(style);
     bar.enable_steady_tick(std::time::Duration::from_millis(120));
     bar
 }
 
 fn bytes_bar(message: &str, length: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style).with_message(message.to_owned())
 }
 

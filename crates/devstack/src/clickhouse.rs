@@ -121,20 +121,29 @@ impl ClickHouse {
 }
 
 fn launch(dir: &Path, http: u16, tcp: u16, life: Life) -> Result<Server> {
+    // The program keeps the definitions of the system's log tables in memory only and then trips over their data.
+    let logs_of_before = dir.join("data/data/system");
+    if logs_of_before.exists() {
+        fs::remove_dir_all(&logs_of_before)
+            .with_context(|| format!("removing {}", logs_of_before.display()))?;
+    }
     let library = install::library()?;
     let mut command = Command::new(install::launcher()?);
     command.current_dir(dir).arg(library);
     command.arg("--config-file").arg(dir.join("config.xml")).arg("--path").arg(dir.join("data"));
-    command.args(["--listen_host", "127.0.0.1"]);
+    command.args(["--listen_host", "127.0.0.1", "--log-level", "warning"]);
     command.args(["--http_port", &http.to_string(), "--tcp_port", &tcp.to_string()]);
     command.args(["--multiquery", "--query", SERVE]);
     Server::start(Launch { command, log: dir.join("clickhouse.log"), life })
 }
 
-/// `system.query_log` and `part_log` are off unless named; benches and tests read them.
+/// - `system.query_log` and `part_log` are off unless named; benches and tests read them.
+/// - The program would give the schedule pool as many threads as there are cores; with 2 it pauses merges' planning all the time.
+/// - `<logger>` is what makes it log at all; the level is an argument.
 const CONFIG: &str = r#"<clickhouse>
   <users_config>{dir}/users.xml</users_config>
-  <logger><level>warning</level><console>1</console></logger>
+  <logger><console>1</console></logger>
+  <background_schedule_pool_size>16</background_schedule_pool_size>
   <mark_cache_size>67108864</mark_cache_size>
   <query_log><database>system</database><table>query_log</table><flush_interval_milliseconds>2000</flush_interval_milliseconds></query_log>
   <part_log><database>system</database><table>part_log</table><flush_interval_milliseconds>2000</flush_interval_milliseconds></part_log>

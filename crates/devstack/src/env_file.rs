@@ -8,7 +8,10 @@ use anyhow::{Context as _, Result};
 
 /// Writes the file in one step, so that nobody sources half of it.
 pub fn write<K: AsRef<str>>(path: &Path, variables: &BTreeMap<K, String>) -> Result<()> {
-    let text: String = variables.iter().map(|(name, value)| format!("export {}={}\n", name.as_ref(), quoted(value))).collect();
+    let text: String = variables
+        .iter()
+        .map(|(name, value)| format!("export {}={}\n", name.as_ref(), quoted(value)))
+        .collect();
     let temporary = path.with_extension("tmp");
     fs::write(&temporary, text).with_context(|| format!("writing {}", temporary.display()))?;
     fs::rename(&temporary, path).with_context(|| format!("naming {}", path.display()))

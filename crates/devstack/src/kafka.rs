@@ -141,7 +141,9 @@ fn tool(home: &Path, class: &str) -> Result<Command> {
 
 fn format_storage(home: &Path, dir: &Path) -> Result<()> {
     let mut command = tool(home, "kafka.tools.StorageTool")?;
-    command.args(["format", "--ignore-formatted", "--cluster-id", CLUSTER_ID, "--config"]).arg(dir.join("server.properties"));
+    command
+        .args(["format", "--ignore-formatted", "--cluster-id", CLUSTER_ID, "--config"])
+        .arg(dir.join("server.properties"));
     cache::run_quietly(command).context("formatting Kafka's data directory")
 }
 

@@ -16,7 +16,8 @@ impl Connection {
     /// Connects on loopback and waits until the server takes queries.
     pub fn open(port: u16, user: &str, database: &str, timeout: Duration) -> Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let stream = TcpStream::connect_timeout(&address, timeout).with_context(|| format!("connecting to {address}"))?;
+        let stream = TcpStream::connect_timeout(&address, timeout)
+            .with_context(|| format!("connecting to {address}"))?;
         stream.set_read_timeout(Some(timeout))?;
         let mut this = Self { stream };
         this.stream.write_all(&startup(user, database))?;

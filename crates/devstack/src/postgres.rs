@@ -203,7 +203,17 @@ fn init(bin: &Path, data: &Path) -> Result<()> {
         chown(data, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
     }
     let mut command = Command::new(bin.join("initdb"));
-    command.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions", "--username", USER, "-D"]).arg(data);
+    command
+        .args([
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-instructions",
+            "--username",
+            USER,
+            "-D",
+        ])
+        .arg(data);
     run_as(&mut command, user.as_ref());
     cache::run_quietly(command).context("making Postgres' data directory")
 }

@@ -14,7 +14,12 @@ use crate::process::{Server, nap};
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks until the answer is good. Fails with the end of the log when the server ends or the time is over.
-pub fn await_ready(name: &str, server: &mut Server, limit: Duration, mut ask: impl FnMut() -> Result<()>) -> Result<()> {
+pub fn await_ready(
+    name: &str,
+    server: &mut Server,
+    limit: Duration,
+    mut ask: impl FnMut() -> Result<()>,
+) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {
         interrupt::check()?;
@@ -49,7 +54,8 @@ fn read_end(path: &Path, bytes: u64) -> Result<String> {
 
 fn connect(port: u16) -> Result<TcpStream> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let stream = TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| format!("connecting to {address}"))?;
+    let stream =
+        TcpStream::connect_timeout(&address, TIMEOUT).with_context(|| format!("connecting to {address}"))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)

@@ -215,7 +215,11 @@ fn open_log(log: &Path) -> Result<File> {
     if let Some(parent) = log.parent() {
         fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
     }
-    OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("opening {}", log.display()))
 }
 
 type SpawnJob = (Command, Sender<io::Result<Child>>);
@@ -245,7 +249,10 @@ pub fn spawn(mut command: Command, life: Life) -> io::Result<Child> {
     answer.recv().map_err(|_| gone())?
 }
 
-#[expect(unsafe_code, reason = "pre_exec: prctl, setsid and the signal mask exist only between fork and exec")]
+#[expect(
+    unsafe_code,
+    reason = "pre_exec: prctl, setsid and the signal mask exist only between fork and exec"
+)]
 fn prepare(command: &mut Command, life: Life) {
     if let Life::Attached(_) = life {
         command.process_group(0);

@@ -34,7 +34,8 @@ impl Stack {
         let (kafka, clickhouse, postgres) = thread::scope(|scope| {
             let kafka = scope.spawn(|| Kafka::start(&dir.join("kafka")));
             let clickhouse = scope.spawn(|| ClickHouse::start(&dir.join("clickhouse")));
-            let postgres = scope.spawn(|| start_postgres(&dir.join("postgres"), Life::Attached(Signal::SIGINT)));
+            let postgres =
+                scope.spawn(|| start_postgres(&dir.join("postgres"), Life::Attached(Signal::SIGINT)));
             (joined(kafka), joined(clickhouse), joined(postgres))
         });
         Ok(Self { kafka: kafka?, clickhouse: clickhouse?, postgres: postgres? })

@@ -22,7 +22,8 @@ pub struct Tool {
 }
 
 /// Runs the broker.
-pub const JAVA: Tool = Tool { name: "Java 17", package: "openjdk-17-jre-headless", present: || java().is_some() };
+pub const JAVA: Tool =
+    Tool { name: "Java 17", package: "openjdk-17-jre-headless", present: || java().is_some() };
 /// Brings the broker's jars.
 pub const MAVEN: Tool = Tool { name: "Maven", package: "maven", present: || on_path("mvn").is_some() };
 /// Brings ClickHouse's library.
@@ -35,7 +36,8 @@ pub const BUILD_TOOLS: [Tool; 4] = [
     Tool { name: "OpenSSL's headers", package: "libssl-dev", present: openssl_headers },
 ];
 /// rdkafka-sys asks it where OpenSSL is.
-pub const PKG_CONFIG: Tool = Tool { name: "pkg-config", package: "pkg-config", present: || on_path("pkg-config").is_some() };
+pub const PKG_CONFIG: Tool =
+    Tool { name: "pkg-config", package: "pkg-config", present: || on_path("pkg-config").is_some() };
 
 /// Installs what is missing, or says how to.
 pub fn ensure(tools: &[Tool]) -> Result<()> {
@@ -58,7 +60,10 @@ fn hint(missing: &[Tool]) -> String {
     let names: Vec<&str> = missing.iter().map(|tool| tool.name).collect();
     let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
     let packages = packages.join(" ");
-    format!("missing: {}. On Debian or Ubuntu: sudo apt-get install {packages}. Elsewhere install them by your system's means.", names.join(", "))
+    format!(
+        "missing: {}. On Debian or Ubuntu: sudo apt-get install {packages}. Elsewhere install them by your system's means.",
+        names.join(", ")
+    )
 }
 
 /// Whether packages can be installed here: root, and apt.
@@ -77,7 +82,10 @@ pub fn install(packages: &[&str]) -> Result<()> {
     update.args(["-qq", "update"]);
     cache::run_quietly(update)?;
     let mut install = Command::new("apt-get");
-    install.args(["-qq", "-y", "--no-install-recommends", "install"]).args(packages).env("DEBIAN_FRONTEND", "noninteractive");
+    install
+        .args(["-qq", "-y", "--no-install-recommends", "install"])
+        .args(packages)
+        .env("DEBIAN_FRONTEND", "noninteractive");
     let result = cache::run_quietly(install);
     spinner.finish_and_clear();
     result
@@ -125,7 +133,9 @@ fn parse_java_version(text: &str) -> Option<u32> {
 }
 
 fn openssl_headers() -> bool {
-    ["/usr/include/openssl/ssl.h", "/usr/local/include/openssl/ssl.h"].iter().any(|path| Path::new(path).exists())
+    ["/usr/include/openssl/ssl.h", "/usr/local/include/openssl/ssl.h"]
+        .iter()
+        .any(|path| Path::new(path).exists())
 }
 
 #[cfg(test)]

@@ -34,7 +34,13 @@ pub fn library() -> Result<PathBuf> {
 pub fn npm_pack(package: &str, version: &str, into: &Path) -> Result<()> {
     let spinner = cache::spinner(&format!("downloading {package} {version}"));
     let mut command = Command::new("npm");
-    command.arg("pack").arg(format!("{package}@{version}")).arg("--silent").arg("--pack-destination").arg(into).current_dir(into);
+    command
+        .arg("pack")
+        .arg(format!("{package}@{version}"))
+        .arg("--silent")
+        .arg("--pack-destination")
+        .arg(into)
+        .current_dir(into);
     let result = cache::run_quietly(command);
     spinner.finish_and_clear();
     result

@@ -54,7 +54,8 @@ fn check_jars(libs: &Path, expected: &BTreeMap<String, String>) -> Result<()> {
 fn parse_list(text: &str) -> Result<BTreeMap<String, String>> {
     text.lines()
         .map(|line| {
-            let (hash, name) = line.split_once("  ").with_context(|| format!("not `hash  name`: {line:?}"))?;
+            let (hash, name) =
+                line.split_once("  ").with_context(|| format!("not `hash  name`: {line:?}"))?;
             Ok((name.to_owned(), hash.to_owned()))
         })
         .collect()
