@@ -1,10 +1,27 @@
 //! The ClickHouse plugin: records in a MergeTree, rollups behind horizons, fences (protocol 6).
 
+mod aggregate;
+mod bisect;
 mod client;
 mod codes;
 mod config;
+mod fence;
+mod flush;
+mod ids;
+mod insert;
+mod migrate;
+mod months;
+mod native;
+mod partition;
 mod read;
+mod recover;
+mod rollup;
 mod rowbinary;
+mod settle;
+mod storage;
+mod writer;
 
 pub use config::ClickHouseConfig;
 pub use read::ClickHouseReader;
+pub use storage::ClickHouseStorage;
+pub use writer::ClickHouseWriter;

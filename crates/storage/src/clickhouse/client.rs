@@ -66,7 +66,9 @@ impl CallError {
     pub(crate) fn of_write(self) -> StorageError {
         match self {
             Self::NotSent(_) => StorageError::Unavailable(Box::new(self)),
-            Self::Exception { code, message } if codes::is_final(code) => StorageError::Final { code, message },
+            Self::Exception { code, message } if codes::is_final(code) => {
+                StorageError::Final { code, message }
+            }
             other => StorageError::Unknown(Box::new(other)),
         }
     }
@@ -147,7 +149,8 @@ impl Client {
 
     /// Runs a query and collects its whole answer as RowBinary; decode it with [`super::rowbinary::RowReader`].
     pub(crate) async fn fetch(&self, sql: &str) -> Result<Bytes, CallError> {
-        within(self.timeout, async { self.driver.query_raw(sql).fetch_bytes("RowBinary")?.collect().await }).await
+        within(self.timeout, async { self.driver.query_raw(sql).fetch_bytes("RowBinary")?.collect().await })
+            .await
     }
 
     /// Runs a query whose answer is read chunk by chunk (chunks end anywhere); the caller bounds its time.
@@ -206,9 +209,11 @@ mod tests {
 
     #[test]
     fn errors_are_sorted_by_what_is_known() {
-        let refused = CallError::from(DriverError::BadResponse("Code: 469. DB::Exception: constraint".into()));
+        let refused =
+            CallError::from(DriverError::BadResponse("Code: 469. DB::Exception: constraint".into()));
         assert!(matches!(refused.of_write(), StorageError::Final { code: 469, .. }));
-        let parts = CallError::from(DriverError::BadResponse("Code: 252. DB::Exception: too many parts".into()));
+        let parts =
+            CallError::from(DriverError::BadResponse("Code: 252. DB::Exception: too many parts".into()));
         assert!(matches!(parts.of_write(), StorageError::Unknown(_)));
         let proxy = CallError::from(DriverError::BadResponse("502 Bad Gateway".into()));
         assert!(matches!(proxy.of_write(), StorageError::Unknown(_)));

@@ -47,7 +47,10 @@ mod tests {
 
     #[test]
     fn reads_the_code() {
-        assert_eq!(parse("Code: 395. DB::Exception: fenced (FUNCTION_THROW_IF_VALUE_IS_NON_ZERO)"), Some(395));
+        assert_eq!(
+            parse("Code: 395. DB::Exception: fenced (FUNCTION_THROW_IF_VALUE_IS_NON_ZERO)"),
+            Some(395)
+        );
         assert_eq!(parse("Code: 241"), Some(241));
         assert_eq!(parse("bad response: Code: 60. DB::Exception: no Code: 7."), Some(60));
         assert_eq!(parse("502 Bad Gateway"), None);

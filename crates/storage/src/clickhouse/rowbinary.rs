@@ -108,8 +108,8 @@ mod tests {
     fn reads_what_clickhouse_writes() {
         // SELECT toUUID('61f0c404-5cb3-11e7-907b-a6006ad3dba0'), 'ab', NULL::Nullable(UInt32), 7::Nullable(UInt32)
         let bytes = [
-            0xe7, 0x11, 0xb3, 0x5c, 0x04, 0xc4, 0xf0, 0x61, 0xa0, 0xdb, 0xd3, 0x6a, 0x00, 0xa6, 0x7b, 0x90, 2, b'a', b'b', 1,
-            0, 7, 0, 0, 0,
+            0xe7, 0x11, 0xb3, 0x5c, 0x04, 0xc4, 0xf0, 0x61, 0xa0, 0xdb, 0xd3, 0x6a, 0x00, 0xa6, 0x7b, 0x90,
+            2, b'a', b'b', 1, 0, 7, 0, 0, 0,
         ];
         let mut row = RowReader::new(&bytes);
         assert_eq!(row.uuid().unwrap().to_string(), "61f0c404-5cb3-11e7-907b-a6006ad3dba0");

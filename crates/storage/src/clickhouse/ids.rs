@@ -1,0 +1,138 @@
+//! Which record ids are stored: all of a partition's tenants for the filter, and single ones exactly.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::client::{CallError, Client, push_literal};
+use super::rowbinary::RowReader;
+use crate::{IdProbe, StorageError, StoredId};
+
+/// The stream of a large partition's ids takes seconds; between two chunks the server has this long.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Ids asked for in one query.
+const PROBES_PER_QUERY: usize = 2_000;
+
+/// The partition of a tenant as the topic's producers compute it. `kafkaMurmurHash` has the sign bit cleared already.
+pub(crate) fn partition_expression(partition_count: i32) -> String {
+    format!("kafkaMurmurHash(toString(tenant_id)) % {partition_count}")
+}
+
+/// Hands every record id of the partition's tenants to `sink`.
+pub(crate) async fn stream(
+    client: &Client,
+    partition: i32,
+    partition_count: i32,
+    sink: &mut (dyn for<'a> FnMut(&'a [Uuid]) + Send),
+) -> Result<(), StorageError> {
+    // The tenants first: with them the ids are read by the sort key, not by a hash of every row.
+    let sql = format!(
+        "SELECT record_id FROM usage_records WHERE tenant_id IN (SELECT DISTINCT tenant_id FROM usage_records \
+         WHERE {} = {partition})",
+        partition_expression(partition_count)
+    );
+    let mut cursor = client.stream(&sql)?;
+    let mut ids = Vec::new();
+    // Chunks end anywhere, also within an id.
+    let mut rest: Vec<u8> = Vec::with_capacity(16);
+    loop {
+        let next =
+            tokio::time::timeout(CHUNK_TIMEOUT, cursor.next()).await.map_err(|_| StorageError::Timeout)?;
+        let Some(chunk) = next.map_err(CallError::from)? else { break };
+        let mut chunk = &chunk[..];
+        if !rest.is_empty() {
+            let missing = chunk.len().min(16 - rest.len());
+            rest.extend_from_slice(&chunk[..missing]);
+            chunk = &chunk[missing..];
+            if rest.len() == 16 {
+                ids.push(decode(&rest));
+                rest.clear();
+            }
+        }
+        let whole = chunk.chunks_exact(16);
+        rest.extend_from_slice(whole.remainder());
+        ids.extend(whole.map(decode));
+        sink(&ids);
+        ids.clear();
+    }
+    if rest.is_empty() { Ok(()) } else { Err(CallError::Lost("the answer ends within an id".into()).into()) }
+}
+
+fn decode(bytes: &[u8]) -> Uuid {
+    let half = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    Uuid::from_u64_pair(half(0), half(8))
+}
+
+/// Those of the probes that are stored. Most are true repeats and found by the sort key; only the others are looked up by id,
+/// which is dearer (a granule of the projection for each).
+pub(crate) async fn find(client: &Client, probes: &[IdProbe]) -> Result<Vec<StoredId>, StorageError> {
+    let mut found = Vec::new();
+    for probes in probes.chunks(PROBES_PER_QUERY) {
+        let wanted: HashSet<(Uuid, Uuid)> =
+            probes.iter().map(|probe| (probe.tenant_id, probe.record_id)).collect();
+        let mut seen = HashSet::new();
+        fetch(client, &by_key(probes), &wanted, &mut seen, &mut found).await?;
+        let rest: Vec<&IdProbe> =
+            probes.iter().filter(|probe| !seen.contains(&(probe.tenant_id, probe.record_id))).collect();
+        if !rest.is_empty() {
+            fetch(client, &by_id(&rest), &wanted, &mut seen, &mut found).await?;
+        }
+    }
+    Ok(found)
+}
+
+async fn fetch(
+    client: &Client,
+    sql: &str,
+    wanted: &HashSet<(Uuid, Uuid)>,
+    seen: &mut HashSet<(Uuid, Uuid)>,
+    found: &mut Vec<StoredId>,
+) -> Result<(), StorageError> {
+    let bytes = client.fetch(sql).await?;
+    let mut rows = RowReader::new(&bytes);
+    while !rows.is_empty() {
+        let (tenant_id, record_id, content_hash) = (rows.uuid()?, rows.uuid()?, rows.array()?);
+        // An id of another tenant is another identity.
+        if wanted.contains(&(tenant_id, record_id)) && seen.insert((tenant_id, record_id)) {
+            found.push(StoredId { record_id, content_hash });
+        }
+    }
+    Ok(())
+}
+
+fn by_key(probes: &[IdProbe]) -> String {
+    let mut sql = String::with_capacity(probes.len() * 160 + 200);
+    sql.push_str(
+        "SELECT tenant_id, record_id, content_hash FROM usage_records \
+         WHERE (tenant_id, metric, timestamp, record_id) IN (",
+    );
+    for (i, probe) in probes.iter().enumerate() {
+        sql.push_str(if i == 0 { "('" } else { ", ('" });
+        push_uuid(&mut sql, probe.tenant_id);
+        sql.push_str("', ");
+        push_literal(&mut sql, &probe.metric);
+        sql.push_str(&format!(", fromUnixTimestamp64Micro({}, 'UTC'), '", probe.timestamp));
+        push_uuid(&mut sql, probe.record_id);
+        sql.push_str("')");
+    }
+    sql.push(')');
+    sql
+}
+
+fn by_id(probes: &[&IdProbe]) -> String {
+    let mut sql = String::with_capacity(probes.len() * 40 + 200);
+    sql.push_str("SELECT tenant_id, record_id, content_hash FROM usage_records WHERE record_id IN (");
+    for (i, probe) in probes.iter().enumerate() {
+        sql.push_str(if i == 0 { "'" } else { ", '" });
+        push_uuid(&mut sql, probe.record_id);
+        sql.push('\'');
+    }
+    sql.push(')');
+    sql
+}
+
+fn push_uuid(sql: &mut String, id: Uuid) {
+    sql.push_str(id.hyphenated().encode_lower(&mut Uuid::encode_buffer()));
+}

@@ -1,0 +1,117 @@
+//! Reads back what a partition's owner must know: the last batch, horizons, generations, and the records beyond the horizons.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use usage_schemas::Kind;
+use uuid::Uuid;
+
+use super::aggregate::{Aggregate, Group, Totals};
+use super::client::{CallError, Client};
+use super::months::Month;
+use super::rollup::Generations;
+use super::rowbinary::RowReader;
+use crate::StorageError;
+
+/// A takeover may read more than a question does, but never for ever.
+pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Horizons by month.
+pub(crate) type Horizons = BTreeMap<Month, i64>;
+
+/// The greatest `batch_seq` among records and horizons of a partition; 0 if there is none.
+pub(crate) async fn last_batch_seq(client: &Client, partition: i32) -> Result<i64, StorageError> {
+    let (horizons, _) = horizons(client, partition).await?;
+    let horizon = horizons.values().copied().max().unwrap_or(0);
+    // Numbers up to the greatest horizon are not greater than it, so that only the newest granules are read.
+    let sql = format!(
+        "SELECT max(batch_seq) FROM usage_records WHERE kafka_partition = {partition} AND batch_seq > {horizon}"
+    );
+    let bytes = client.fetch(&sql).await?;
+    Ok(horizon.max(RowReader::new(&bytes).i64()?))
+}
+
+/// Horizons and generations in one scan (rule 9).
+pub(crate) async fn horizons(
+    client: &Client,
+    partition: i32,
+) -> Result<(Horizons, Generations), StorageError> {
+    let nil = Uuid::nil();
+    let sql = format!(
+        "SELECT tenant_id, metric, toUInt32(bucket), max(horizon), max(generation) FROM usage_rollups \
+         WHERE kafka_partition = {partition} AND (tenant_id = '{nil}' OR generation > 0) \
+         GROUP BY tenant_id, metric, bucket"
+    );
+    let bytes = client.fetch(&sql).await?;
+    let mut rows = RowReader::new(&bytes);
+    let (mut horizons, mut generations) = (Horizons::new(), Generations::new());
+    while !rows.is_empty() {
+        let (tenant, metric, bucket) = (rows.uuid()?, rows.str()?, rows.u32()?);
+        let (horizon, generation) = (rows.i64()?, rows.u32()?);
+        if tenant.is_nil() {
+            horizons.insert(Month::of_seconds(i64::from(bucket)), horizon);
+        } else {
+            generations.insert((tenant, metric.into(), bucket), generation);
+        }
+    }
+    Ok((horizons, generations))
+}
+
+/// Months that hold records of any partition.
+pub(crate) async fn months(client: &Client) -> Result<Vec<Month>, StorageError> {
+    let sql = "SELECT DISTINCT toUInt32(partition) FROM system.parts \
+               WHERE database = currentDatabase() AND table = 'usage_records' AND active ORDER BY 1";
+    let bytes = client.fetch(sql).await?;
+    let mut rows = RowReader::new(&bytes);
+    let mut months = Vec::new();
+    while !rows.is_empty() {
+        months.push(Month(rows.u32()?));
+    }
+    Ok(months)
+}
+
+/// Adds the active records of one month beyond its horizon to the aggregate.
+pub(crate) async fn add_beyond(
+    client: &Client,
+    partition: i32,
+    month: Month,
+    horizon: i64,
+    aggregate: &mut Aggregate,
+) -> Result<(), StorageError> {
+    let sql = format!(
+        "SELECT tenant_id, metric, source, kind, toUInt32(toStartOfFifteenMinutes(timestamp)) AS bucket, count(), \
+         sum(toDecimal256(value, 18)), min(value), max(value), \
+         max((timestamp, UUIDToNum(record_id), value)) AS latest \
+         FROM usage_records WHERE {} AND status = 'active' GROUP BY tenant_id, metric, source, kind, bucket",
+        beyond(partition, month, horizon)
+    );
+    let bytes = client.fetch(&sql).await?;
+    let mut rows = RowReader::new(&bytes);
+    while !rows.is_empty() {
+        let tenant = rows.uuid()?;
+        let (metric, source) = (aggregate.names.number(rows.str()?), aggregate.names.number(rows.str()?));
+        let group = Group { tenant, metric, source, kind: kind(rows.u8()?)?, bucket: rows.u32()? };
+        let totals = Totals {
+            count: rows.u64()?,
+            sum: rows.i256()?,
+            min: rows.i128()?,
+            max: rows.i128()?,
+            latest: (rows.i64()?, Uuid::from_bytes(rows.array()?), rows.i128()?),
+        };
+        aggregate.add(group, &totals);
+    }
+    Ok(())
+}
+
+/// The records of a partition in a month beyond a horizon.
+pub(crate) fn beyond(partition: i32, month: Month, horizon: i64) -> String {
+    format!("toYYYYMM(timestamp) = {} AND kafka_partition = {partition} AND batch_seq > {horizon}", month.0)
+}
+
+fn kind(number: u8) -> Result<Kind, CallError> {
+    match number {
+        1 => Ok(Kind::Counter),
+        2 => Ok(Kind::Gauge),
+        other => Err(CallError::Lost(format!("unknown kind {other}").into())),
+    }
+}

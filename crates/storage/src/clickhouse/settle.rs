@@ -1,0 +1,101 @@
+//! Finishes batches of unknown outcome: new epoch, kill, look, send what is missing (rules 1, 2 and 5).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::client::Client;
+use super::fence::{Held, numbers};
+use super::insert;
+use super::months::Month;
+use super::partition::Guard;
+use super::rowbinary::RowReader;
+use super::writer::{ClickHouseWriter, group};
+use crate::{PlannedBatch, StorageError};
+
+/// Rows that are stored per partition and month.
+type Found = HashMap<(i32, Month), u64>;
+
+pub(crate) async fn settle(
+    writer: &ClickHouseWriter,
+    batches: &[Arc<PlannedBatch>],
+) -> Result<(), StorageError> {
+    let (mut guards, batches) = writer.lock(batches).await?;
+    for batch in &batches {
+        insert::check(batch)?;
+    }
+    for (guard, batch) in guards.iter_mut().zip(&batches) {
+        guard.batch_in_doubt = Some(batch.batch_seq);
+        guard.repeats += 1;
+    }
+    // A request that timed out may still lie in a socket buffer, seen by nobody: only a higher epoch shuts it out, and
+    // only a look after that is final.
+    raise(writer, &mut guards.iter_mut().collect::<Vec<_>>()).await?;
+    let found = look(&writer.client.clone().with_timeout(super::recover::RECOVERY_TIMEOUT), &batches).await?;
+    let mut months = group(&batches);
+    let mut accounted = 0;
+    for month in &mut months {
+        let mut missing = Vec::new();
+        for piece in std::mem::take(&mut month.pieces) {
+            let (partition, expected) = (piece.batch.partition, piece.selection.len() as u64);
+            match found.get(&(partition, month.month)) {
+                None => missing.push(piece),
+                Some(&stored) if stored == expected => accounted += 1,
+                Some(&stored) => {
+                    return Err(StorageError::Inconsistent(format!(
+                        "batch {} of partition {partition} has {stored} of {expected} rows in month {}",
+                        piece.batch.batch_seq, month.month.0
+                    )));
+                }
+            }
+        }
+        month.pieces = missing;
+    }
+    if accounted != found.len() {
+        return Err(StorageError::Inconsistent(format!(
+            "rows of a planned batch are stored in months it does not have: {found:?}"
+        )));
+    }
+    months.retain(|month| !month.pieces.is_empty());
+    tracing::info!(stored = accounted, missing = months.len(), partitions = ?guards.iter().map(|guard| guard.held).collect::<Vec<_>>(), "settling batches");
+    // Nothing was sent yet under the new epoch, but the batches stay in doubt: what was found stored is not folded yet.
+    writer.send(&guards, months, true).await?;
+    guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch));
+    Ok(())
+}
+
+/// Raises one's own epoch for the held partitions and ends what older ones still run. Fails if another owner came between.
+pub(crate) async fn raise(writer: &ClickHouseWriter, guards: &mut [&mut Guard]) -> Result<(), StorageError> {
+    let before: Vec<Held> = guards.iter().map(|guard| guard.held).collect();
+    let partitions: Vec<i32> = before.iter().map(|held| held.partition).collect();
+    let after = writer.fences.raise(&partitions).await?;
+    let lost = writer.fences.lost(&before).await?;
+    if !lost.is_empty() {
+        return Err(StorageError::Fenced { partitions: lost });
+    }
+    for (guard, held) in guards.iter_mut().zip(&after) {
+        guard.held = *held;
+    }
+    writer.fences.end_older(&after).await
+}
+
+async fn look(client: &Client, batches: &[Arc<PlannedBatch>]) -> Result<Found, StorageError> {
+    let partitions: Vec<i32> = batches.iter().map(|batch| batch.partition).collect();
+    let numbers_of_batches: Vec<i64> = batches.iter().map(|batch| batch.batch_seq).collect();
+    let pairs = batches.iter().map(|batch| format!("({}, {})", batch.partition, batch.batch_seq));
+    let sql = format!(
+        "SELECT kafka_partition, toYYYYMM(timestamp) AS month, count() FROM usage_records \
+         WHERE batch_seq IN ({}) AND kafka_partition IN ({}) AND (kafka_partition, batch_seq) IN ({}) \
+         GROUP BY kafka_partition, month",
+        numbers(&numbers_of_batches),
+        numbers(&partitions),
+        pairs.collect::<Vec<_>>().join(", ")
+    );
+    let bytes = client.fetch(&sql).await?;
+    let mut rows = RowReader::new(&bytes);
+    let mut found = Found::new();
+    while !rows.is_empty() {
+        let (partition, month) = (rows.i32()?, Month(rows.u32()?));
+        found.insert((partition, month), rows.u64()?);
+    }
+    Ok(found)
+}

@@ -1,0 +1,224 @@
+//! The write side: fence, write, settle, roll up (protocol 6.1, 6.2).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::ClickHouseConfig;
+use super::client::{CallError, Client, Profile};
+use super::fence::{Fences, Held};
+use super::insert::{self, MonthOfBatches, Piece};
+use super::partition::{Guard, Partition, Partitions};
+use super::{bisect, codes, flush, ids, recover, settle};
+use crate::{IdProbe, Opened, PlannedBatch, RefusedRow, StorageError, StoredId, Writer};
+
+/// Longest deadline of an insert, however often it was repeated.
+const LONGEST_WRITE: Duration = Duration::from_secs(600);
+
+/// Writes as the writing user. One per worker process.
+pub struct ClickHouseWriter {
+    pub(crate) client: Client,
+    pub(crate) fences: Fences,
+    pub(crate) partitions: Partitions,
+    pub(crate) config: ClickHouseConfig,
+}
+
+impl ClickHouseWriter {
+    pub(crate) fn new(config: &ClickHouseConfig) -> Self {
+        let client = Client::new(config, Profile::Writer);
+        let fences = Fences::new(client.clone(), Uuid::new_v4());
+        Self { client, fences, partitions: Partitions::default(), config: config.clone() }
+    }
+
+    /// The deadline doubles at each repeat: a block that takes the server longer than the first one would never be stored.
+    pub(crate) fn write_timeout(&self, guards: &[Guard]) -> Duration {
+        let repeats = guards.iter().map(|guard| guard.repeats).max().unwrap_or(0);
+        self.config.write_timeout.saturating_mul(1 << repeats.min(16)).min(LONGEST_WRITE)
+    }
+
+    /// Locks the partitions of the batches, in the order of the partitions; sorts the batches alike.
+    pub(crate) async fn lock(
+        &self,
+        batches: &[Arc<PlannedBatch>],
+    ) -> Result<(Vec<Guard>, Vec<Arc<PlannedBatch>>), StorageError> {
+        let mut batches = batches.to_vec();
+        batches.sort_by_key(|batch| batch.partition);
+        let guards = self.partitions.lock(batches.iter().map(|batch| batch.partition)).await;
+        let not_held: Vec<i32> = batches
+            .iter()
+            .map(|batch| batch.partition)
+            .filter(|&partition| !guards.iter().any(|guard| guard.partition() == partition))
+            .collect();
+        if !not_held.is_empty() {
+            return Err(StorageError::Fenced { partitions: not_held });
+        }
+        if guards.len() != batches.len() {
+            return Err(StorageError::Inconsistent("two batches of one partition in one call".into()));
+        }
+        Ok((guards, batches))
+    }
+
+    /// Sends months one after another; `sent` tells whether an earlier insert of the same call may have been stored.
+    pub(crate) async fn send(
+        &self,
+        guards: &[Guard],
+        months: Vec<MonthOfBatches>,
+        mut sent: bool,
+    ) -> Result<(), StorageError> {
+        let timeout = self.write_timeout(guards);
+        for MonthOfBatches { month, pieces } in months {
+            let held: Vec<Held> = guards
+                .iter()
+                .map(|guard| guard.held)
+                .filter(|held| pieces.iter().any(|piece| piece.batch.partition == held.partition))
+                .collect();
+            let rows: usize = pieces.iter().map(|piece| piece.selection.len()).sum();
+            let body = encode(pieces).await?;
+            let started = Instant::now();
+            let result = insert::records(&self.client, &held, body, timeout).await;
+            metrics::histogram!(usage_service::metric_names::STORAGE_INSERT_SECONDS, "table" => "records")
+                .record(started.elapsed());
+            metrics::histogram!(usage_service::metric_names::STORAGE_INSERT_ROWS, "table" => "records")
+                .record(rows as f64);
+            match result {
+                Ok(()) => sent = true,
+                Err(CallError::NotSent(source)) if sent => return Err(StorageError::Unknown(source)),
+                Err(CallError::Exception { code: codes::FENCED, .. }) => {
+                    return Err(self.fenced(&held).await);
+                }
+                Err(error) => {
+                    tracing::warn!(month = month.0, rows, ?held, error = %usage_service::error_chain(&error), "insert failed");
+                    return Err(error.of_write());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of the partitions another owner has taken; all of them if that can't be found out.
+    pub(crate) async fn fenced(&self, held: &[Held]) -> StorageError {
+        let all = || held.iter().map(|held| held.partition).collect();
+        let partitions = match self.fences.lost(held).await {
+            Ok(lost) if !lost.is_empty() => lost,
+            Ok(_) | Err(_) => all(),
+        };
+        StorageError::Fenced { partitions }
+    }
+}
+
+/// Groups the rows of batches by month, so that partitions share an insert per month.
+pub(crate) fn group(batches: &[Arc<PlannedBatch>]) -> Vec<MonthOfBatches> {
+    let mut months: Vec<MonthOfBatches> = Vec::new();
+    for batch in batches {
+        for (month, selection) in insert::by_month(&batch.rows) {
+            let piece = Piece { batch: Arc::clone(batch), selection };
+            match months.iter_mut().find(|known| known.month == month) {
+                Some(known) => known.pieces.push(piece),
+                None => months.push(MonthOfBatches { month, pieces: vec![piece] }),
+            }
+        }
+    }
+    months.sort_unstable_by_key(|month| month.month);
+    months
+}
+
+/// Encoding takes a core for a while: not on a thread of the runtime.
+async fn encode(pieces: Vec<Piece>) -> Result<super::native::Body, StorageError> {
+    tokio::task::spawn_blocking(move || insert::encode(&pieces))
+        .await
+        .map_err(|error| StorageError::Unavailable(Box::new(error)))?
+}
+
+#[async_trait]
+impl Writer for ClickHouseWriter {
+    async fn open(&self, partition: i32) -> Result<Opened, StorageError> {
+        self.partitions.remove(partition);
+        let held = self.fences.raise(&[partition]).await?;
+        self.fences.end_older(&held).await?;
+        let client = self.client.clone().with_timeout(recover::RECOVERY_TIMEOUT);
+        let last_batch_seq = recover::last_batch_seq(&client, partition).await?;
+        let epoch = held[0].epoch;
+        self.partitions.insert(Partition::new(held[0], last_batch_seq));
+        tracing::info!(partition, epoch, last_batch_seq, "partition is fenced");
+        Ok(Opened { epoch, last_batch_seq })
+    }
+
+    async fn write(&self, batches: &[Arc<PlannedBatch>]) -> Result<(), StorageError> {
+        let (mut guards, batches) = self.lock(batches).await?;
+        for (guard, batch) in guards.iter().zip(&batches) {
+            if let Some(in_doubt) = guard.batch_in_doubt {
+                return Err(StorageError::Unknown(format!("batch {in_doubt} must be settled first").into()));
+            }
+            if batch.batch_seq <= guard.through {
+                return Err(StorageError::Inconsistent(format!(
+                    "batch {} of partition {} comes after batch {}",
+                    batch.batch_seq, batch.partition, guard.through
+                )));
+            }
+            insert::check(batch)?;
+        }
+        for (guard, batch) in guards.iter_mut().zip(&batches) {
+            guard.batch_in_doubt = Some(batch.batch_seq);
+        }
+        let result = self.send(&guards, group(&batches), false).await;
+        match &result {
+            Ok(()) => guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch)),
+            Err(StorageError::Unavailable(_)) => {
+                guards.iter_mut().for_each(|guard| guard.batch_in_doubt = None)
+            }
+            Err(_) => {}
+        }
+        result
+    }
+
+    async fn settle(&self, batches: &[Arc<PlannedBatch>]) -> Result<(), StorageError> {
+        settle::settle(self, batches).await
+    }
+
+    async fn bisect(&self, batch: &PlannedBatch) -> Result<Vec<RefusedRow>, StorageError> {
+        let maintenance = Client::new(&self.config, Profile::Maintenance);
+        bisect::bisect(&self.client, &maintenance, batch, self.config.write_timeout).await
+    }
+
+    async fn recover(&self, partition: i32) -> Result<(), StorageError> {
+        let mut guards = self.partitions.lock([partition]).await;
+        let Some(guard) = guards.first_mut() else {
+            return Err(StorageError::Fenced { partitions: vec![partition] });
+        };
+        flush::recover(self, guard).await
+    }
+
+    async fn ids(
+        &self,
+        partition: i32,
+        partition_count: i32,
+        sink: &mut (dyn for<'a> FnMut(&'a [Uuid]) + Send),
+    ) -> Result<(), StorageError> {
+        ids::stream(&self.client, partition, partition_count, sink).await
+    }
+
+    async fn find(&self, probes: &[IdProbe]) -> Result<Vec<StoredId>, StorageError> {
+        ids::find(&self.client, probes).await
+    }
+
+    async fn tick(&self, partitions: &[i32]) -> Result<(), StorageError> {
+        let mut guards = self.partitions.lock(partitions.iter().copied()).await;
+        guards.retain(|guard| flush::is_due(guard, &self.config));
+        flush::flush(self, &mut guards).await
+    }
+
+    async fn close(&self, partition: i32, flush: bool) -> Result<(), StorageError> {
+        let mut guards = self.partitions.lock([partition]).await;
+        self.partitions.remove(partition);
+        guards.retain(|guard| flush && guard.recovered && !guard.aggregate.is_empty());
+        flush::flush(self, &mut guards).await
+    }
+
+    fn horizon_age_seconds(&self) -> Vec<(i32, u64)> {
+        let age = |oldest: Option<Instant>| oldest.map_or(0, |oldest| oldest.elapsed().as_secs());
+        self.partitions.oldest().into_iter().map(|(partition, oldest)| (partition, age(oldest))).collect()
+    }
+}
