@@ -14,6 +14,8 @@ mod rollups;
 mod session;
 mod spans;
 mod sql;
+#[cfg(test)]
+mod tests;
 mod watermarks;
 mod windows;
 
@@ -27,9 +29,7 @@ use super::{
     client::{Client, Profile},
     config::ClickHouseConfig,
 };
-use crate::{
-    AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
-};
+use crate::{AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord};
 
 /// Answers questions as the reading user.
 #[derive(Clone)]

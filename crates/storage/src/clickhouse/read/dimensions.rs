@@ -28,7 +28,11 @@ pub(super) fn dimensions(group_by: GroupBy) -> Vec<Dimension> {
         (group_by.subject, &[SubjectId, SubjectType]),
         (group_by.resource, &[ResourceId, ResourceType]),
     ];
-    groups.into_iter().filter(|(wanted, _)| *wanted).flat_map(|(_, columns)| columns.iter().copied()).collect()
+    groups
+        .into_iter()
+        .filter(|(wanted, _)| *wanted)
+        .flat_map(|(_, columns)| columns.iter().copied())
+        .collect()
 }
 
 impl Dimension {
@@ -176,7 +180,10 @@ mod tests {
     fn groupings_keep_the_order_of_keys() {
         let all = GroupBy { metric: true, source: true, subject: true, resource: true };
         let columns: Vec<_> = dimensions(all).into_iter().map(Dimension::column).collect();
-        assert_eq!(columns, ["metric", "source", "subject_id", "subject_type", "resource_id", "resource_type"]);
+        assert_eq!(
+            columns,
+            ["metric", "source", "subject_id", "subject_type", "resource_id", "resource_type"]
+        );
         assert!(dimensions(GroupBy::default()).is_empty());
     }
 

@@ -61,7 +61,8 @@ mod tests {
 
     #[test]
     fn equal_keys_become_one_row() {
-        let merged = merge(vec![row(1, "a", 5), row(1, "b", -9)], vec![row(1, "b", 7), row(2, "a", 1)], 10).unwrap();
+        let merged =
+            merge(vec![row(1, "a", 5), row(1, "b", -9)], vec![row(1, "b", 7), row(2, "a", 1)], 10).unwrap();
         let sums: Vec<_> = merged.iter().map(|row| (row.count, row.sum.as_i64())).collect();
         assert_eq!(sums, [(1, 5), (2, -2), (1, 1)]);
         assert_eq!((merged[1].min, merged[1].max), (row(1, "b", -9).min, row(1, "b", 7).max));

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use usage_schemas::{Quantity, partition::partition_of};
 
 use super::{
-    dimensions::{Dimension, dimensions, push_after, push_columns, push_order, push_ordered, read_id, read_key},
+    dimensions::{
+        Dimension, dimensions, push_after, push_columns, push_order, push_ordered, read_id, read_key,
+    },
     spans::Span,
     sql::Sql,
     windows::{on_buckets, push_window},
@@ -36,12 +38,7 @@ impl<'a> Question<'a> {
             (Windows::Starts(_) | Windows::Within { .. }, Some(after)) => query.from.max(after.window_start),
             (Windows::Total, _) | (_, None) => query.from,
         };
-        Self {
-            query,
-            range: Span { from, to: query.to },
-            dimensions: dimensions(query.group_by),
-            partitions,
-        }
+        Self { query, range: Span { from, to: query.to }, dimensions: dimensions(query.group_by), partitions }
     }
 
     /// True if the rollups' columns are enough and no window cuts a bucket.
@@ -99,7 +96,11 @@ impl<'a> Question<'a> {
     }
 }
 
-fn read_row(row: &mut RowReader<'_>, dimensions: &[Dimension], measure: Measure) -> Result<AggregateRow, CallError> {
+fn read_row(
+    row: &mut RowReader<'_>,
+    dimensions: &[Dimension],
+    measure: Measure,
+) -> Result<AggregateRow, CallError> {
     let mut answer = AggregateRow {
         key: read_key(row, dimensions)?,
         count: row.u64()?,

@@ -2,13 +2,7 @@
 
 use uuid::Uuid;
 
-use super::{
-    question::read_quantity,
-    dimensions::read_id,
-    session::Session,
-    spans::Span,
-    sql::Sql,
-};
+use super::{dimensions::read_id, question::read_quantity, session::Session, spans::Span, sql::Sql};
 use crate::{
     StorageError,
     clickhouse::{client::CallError, rowbinary::RowReader},
@@ -38,7 +32,8 @@ pub(super) async fn page(session: &Session, query: &RawQuery) -> Result<Vec<Stor
     let mut stretch = if query.metrics.len() == 1 { FIRST_STRETCH_OF_A_METRIC } else { FIRST_STRETCH };
     while from < query.to && page.len() < query.limit {
         let to = query.to.min(from.saturating_add(stretch));
-        let found = session.ask(&statement(query, Span { from, to }, query.limit - page.len()), read_record).await?;
+        let found =
+            session.ask(&statement(query, Span { from, to }, query.limit - page.len()), read_record).await?;
         stretch = stretch.saturating_mul(if found.is_empty() { GROWTH_IF_EMPTY } else { GROWTH });
         page.extend(found);
         from = to;

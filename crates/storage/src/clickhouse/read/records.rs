@@ -93,9 +93,14 @@ fn push_part(sql: &mut Sql, question: &Question<'_>, part: Part<'_>) {
         Part::All(span) => push_span(sql, question, span),
         Part::Beyond { leg, except } => {
             push_span(sql, question, leg.span);
-            sql.push_fmt(format_args!(" AND kafka_partition = {} AND batch_seq > {}", leg.partition, leg.beyond));
+            sql.push_fmt(format_args!(
+                " AND kafka_partition = {} AND batch_seq > {}",
+                leg.partition, leg.beyond
+            ));
             if !except.is_empty() {
-                sql.push_fmt(format_args!(" AND intDiv(toUnixTimestamp64Micro(timestamp), {BUCKET}) NOT IN ("));
+                sql.push_fmt(format_args!(
+                    " AND intDiv(toUnixTimestamp64Micro(timestamp), {BUCKET}) NOT IN ("
+                ));
                 for (index, bucket) in except.iter().enumerate() {
                     let separator = if index > 0 { "," } else { "" };
                     sql.push_fmt(format_args!("{separator}{}", bucket / BUCKET));

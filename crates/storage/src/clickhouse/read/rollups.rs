@@ -28,7 +28,11 @@ enum Line {
 
 /// Plain sums first; only if a bucket was rolled up anew (generation > 0) the dearer form that counts its highest
 /// generation. The second scan replaces the first one whole, horizons too.
-pub(super) async fn read(session: &Session, question: &Question<'_>, cut: &Cut) -> Result<Rolled, StorageError> {
+pub(super) async fn read(
+    session: &Session,
+    question: &Question<'_>,
+    cut: &Cut,
+) -> Result<Rolled, StorageError> {
     let (rolled, generation) = scan(session, question, cut, false).await?;
     if generation == 0 {
         return Ok(rolled);
@@ -97,7 +101,9 @@ fn statement(question: &Question<'_>, cut: &Cut, by_generation: bool) -> Sql {
     sql.push(")) WHERE is_horizon OR ");
     question.push_after(&mut sql);
     question.push_group_by(&mut sql);
-    sql.push(", is_horizon, partition, month HAVING is_horizon OR sum(counted) > 0 ORDER BY is_horizon DESC, ");
+    sql.push(
+        ", is_horizon, partition, month HAVING is_horizon OR sum(counted) > 0 ORDER BY is_horizon DESC, ",
+    );
     question.push_order(&mut sql);
     let horizons = question.partitions.len() * months(whole_months(cut.clean)).count();
     sql.push_fmt(format_args!(" LIMIT {}", question.query.limit.saturating_add(horizons)));

@@ -41,7 +41,7 @@ pub(super) struct Cut {
 pub(super) fn cut(range: Span, dirty: &BTreeSet<i64>) -> Option<Cut> {
     let clean = Span {
         from: range.from.max(0).checked_add(BUCKET - 1)? / BUCKET * BUCKET,
-        to: range.to.min(BUCKETS_END).div_euclid(BUCKET) * BUCKET,
+        to: range.to.clamp(0, BUCKETS_END) / BUCKET * BUCKET,
     };
     if clean.is_empty() {
         return None;
@@ -98,7 +98,10 @@ pub(super) fn months(span: Span) -> impl Iterator<Item = (u32, Span)> {
         }
         let date = date_of(from);
         let to = start_of_next_month(date).map_or(span.to, |next| next.min(span.to));
-        let month = (u32::try_from(date.year()).unwrap_or(0) * 100 + u32::from(u8::from(date.month())), Span { from, to });
+        let month = (
+            u32::try_from(date.year()).unwrap_or(0) * 100 + u32::from(u8::from(date.month())),
+            Span { from, to },
+        );
         from = to;
         Some(month)
     })
@@ -111,7 +114,9 @@ pub(super) fn start_of_month(micros: i64) -> i64 {
 }
 
 fn date_of(micros: i64) -> Date {
-    OffsetDateTime::from_unix_timestamp(micros.div_euclid(1_000_000)).unwrap_or(OffsetDateTime::UNIX_EPOCH).date()
+    OffsetDateTime::from_unix_timestamp(micros.div_euclid(1_000_000))
+        .unwrap_or(OffsetDateTime::UNIX_EPOCH)
+        .date()
 }
 
 fn start_of_next_month(date: Date) -> Option<i64> {
@@ -168,7 +173,8 @@ mod tests {
     #[test]
     fn dirty_neighbours_are_joined_also_with_the_edges() {
         let range = Span { from: JANUARY_31 - 7, to: JANUARY_31 + 6 * BUCKET };
-        let marked = dirty(&[JANUARY_31, JANUARY_31 + 2 * BUCKET, JANUARY_31 + 3 * BUCKET, JANUARY_31 + 9 * BUCKET]);
+        let marked =
+            dirty(&[JANUARY_31, JANUARY_31 + 2 * BUCKET, JANUARY_31 + 3 * BUCKET, JANUARY_31 + 9 * BUCKET]);
         let cut = cut(range, &marked).unwrap();
         assert_eq!(cut.dirty.len(), 3);
         assert_eq!(
@@ -209,8 +215,9 @@ mod tests {
     #[test]
     fn months_of_a_year_change() {
         let december = start_of_month(1_798_761_599_999_999);
-        let found: Vec<u32> =
-            months(Span { from: 1_798_761_599_999_999, to: 1_798_761_600_000_001 }).map(|(month, _)| month).collect();
+        let found: Vec<u32> = months(Span { from: 1_798_761_599_999_999, to: 1_798_761_600_000_001 })
+            .map(|(month, _)| month)
+            .collect();
         assert_eq!(found, [202_612, 202_701]);
         assert_eq!(december, 1_796_083_200_000_000);
     }

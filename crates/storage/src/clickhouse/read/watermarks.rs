@@ -6,9 +6,14 @@ use super::{session::Session, sql::Sql};
 use crate::{StorageError, query::SourceWatermark};
 
 /// Counts every stored record of the tenant, inactive ones too: the figures are about what has arrived.
-pub(super) async fn watermarks(session: &Session, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
+pub(super) async fn watermarks(
+    session: &Session,
+    tenant_id: Uuid,
+) -> Result<Vec<SourceWatermark>, StorageError> {
     let mut sql = Sql::new();
-    sql.push("SELECT source, count(), max(timestamp), max(ingested_at) FROM usage_records WHERE tenant_id = ");
+    sql.push(
+        "SELECT source, count(), max(timestamp), max(ingested_at) FROM usage_records WHERE tenant_id = ",
+    );
     sql.uuid(tenant_id).push(" GROUP BY source ORDER BY source");
     session
         .ask(&sql, |row| {

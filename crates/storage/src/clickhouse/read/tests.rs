@@ -1,0 +1,8 @@
+//! The read side against a real server, with a plain model in Rust as the reference.
+
+mod aggregates;
+mod database;
+mod model;
+mod pages;
+mod problems;
+mod samples;
