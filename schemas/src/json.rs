@@ -29,7 +29,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::serde_text::Text;
+use crate::serde_text::{Text, object};
 use crate::{Invalid, Kind, Quantity, Timestamp, UsageRecord};
 
 /// The members as they stand, so that an error can name the one it is about.
@@ -65,7 +65,7 @@ struct Payload<'a> {
 /// Reads a JSON payload; `source` is the row's, `record_id` is part of the payload.
 pub fn decode(payload: &[u8], source: &str) -> Result<UsageRecord, Invalid> {
     let payload: Payload<'_> =
-        serde_json::from_slice(payload).map_err(|error| Invalid::record("payload", error.to_string()))?;
+        object(payload).map_err(|error| Invalid::record("payload", error.to_string()))?;
     let record_id = Member("record_id", payload.record_id).uuid()?;
     let tenant_id = Member("tenant_id", payload.tenant_id).uuid()?;
     let metric = Member("metric", payload.metric).text()?;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::Timestamp;
+use crate::serde_text::object;
 
 /// Value of a message with payload type `usage-collector.marker.v1`; its key is the source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +30,7 @@ impl Marker {
 
     /// Members that this version does not know are ignored, so that a later relay can say more.
     pub fn decode(value: &[u8]) -> Result<Self, MarkerError> {
-        Ok(serde_json::from_slice(value)?)
+        Ok(object(value)?)
     }
 }
 
@@ -64,6 +65,7 @@ mod tests {
         let broken = [
             String::new(),
             "null".into(),
+            r#"["s","0190f3c2-6f1e-7a44-9d3b-5a1f0c2e7b10","2026-01-02T03:04:05Z"]"#.into(),
             TEXT.replace("source", "origin"),
             TEXT.replace("2026-01-02T", "2026-01-02 "),
             TEXT.replace("0190f3c2", "0190f3c"),

@@ -10,6 +10,14 @@ use crate::{Quantity, Timestamp};
 #[derive(Deserialize)]
 pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
+/// Reads one JSON object. Without this check serde would also take an array of the members.
+pub(crate) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, serde_json::Error> {
+    if json.trim_ascii_start().first() != Some(&b'{') {
+        return Err(serde::de::Error::custom("not a JSON object"));
+    }
+    serde_json::from_slice(json)
+}
+
 macro_rules! as_text {
     ($($type:ty)*) => {$(
         impl Serialize for $type {
