@@ -49,7 +49,13 @@ impl ClickHouse {
     /// `http://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.http)
+        Self::address(self.http)
+    }
+
+    /// `http://127.0.0.1:PORT` of a server that another process started.
+    #[must_use]
+    pub fn address(port: u16) -> String {
+        format!("http://127.0.0.1:{port}")
     }
 
     /// The port of the HTTP interface.

@@ -54,7 +54,13 @@ impl Kafka {
     /// `127.0.0.1:PORT`.
     #[must_use]
     pub fn brokers(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        Self::address(self.port)
+    }
+
+    /// `127.0.0.1:PORT` of a broker that another process started.
+    #[must_use]
+    pub fn address(port: u16) -> String {
+        format!("127.0.0.1:{port}")
     }
 
     /// The port of the clients' listener.

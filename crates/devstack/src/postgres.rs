@@ -53,10 +53,27 @@ impl Postgres {
         Ok(this)
     }
 
+    /// Removes the directory of a server that has ended, with its data wherever that lies.
+    pub fn purge(dir: &Path) -> Result<()> {
+        let Ok(dir) = dir.canonicalize() else { return Ok(()) };
+        for path in [outside(&dir), dir] {
+            if path.exists() {
+                fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// `postgres://usage:usage@127.0.0.1:PORT/DATABASE`.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://{USER}:{USER}@127.0.0.1:{}/{database}", self.port)
+        Self::address(self.port, database)
+    }
+
+    /// The same for a server that another process started.
+    #[must_use]
+    pub fn address(port: u16, database: &str) -> String {
+        format!("postgres://{USER}:{USER}@127.0.0.1:{port}/{database}")
     }
 
     /// The port.

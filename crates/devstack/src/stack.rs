@@ -67,6 +67,15 @@ pub fn start_postgres(dir: &Path, life: Life) -> Result<Postgres> {
     Ok(postgres)
 }
 
+/// Removes a directory of servers that have ended, with data of theirs that had to lie elsewhere.
+pub fn purge(dir: &Path) -> Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    Postgres::purge(&dir.join("postgres"))?;
+    fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))
+}
+
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(anyhow!("a starting thread panicked")))
 }

@@ -1,0 +1,211 @@
+//! `cargo xtask up`: the whole system on this machine.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow};
+use nix::sys::signal::Signal;
+use usage_devstack::install::apt;
+use usage_devstack::process::{Life, ProcessId, Server};
+use usage_devstack::stack::start_postgres;
+use usage_devstack::{ClickHouse, Kafka, Postgres, env_file};
+
+use crate::prepare::{self, Prepared};
+use crate::servers::{self, CLICKHOUSE, Env, KAFKA};
+use crate::services::{self, SERVICES};
+use crate::state::{Part, State};
+use crate::{paths, run};
+
+/// The API's address.
+pub const API: &str = "USAGE_API_URL";
+
+/// The stack while xtask itself holds it. Parts that live as long as xtask end when this is dropped.
+#[derive(Debug)]
+pub struct Up {
+    /// Whether something of it ran before.
+    pub ran_before: bool,
+    /// The variables of the env file.
+    pub env: Env,
+    kafka: Option<Kafka>,
+    clickhouse: Option<ClickHouse>,
+    postgres: Option<Postgres>,
+    services: Vec<Server>,
+}
+
+/// How to bring the stack up.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Services built with `--release`.
+    pub release: bool,
+    /// Whether the parts end with xtask; otherwise they stay until `down`.
+    pub attached: bool,
+}
+
+/// Starts what does not run; returns when everything is ready.
+pub fn up(options: Options) -> Result<Up> {
+    let dir = paths::stack();
+    fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    let lock = File::create(dir.join("lock"))?;
+    lock.lock().context("waiting for another xtask that works on the stack")?;
+    let mut state = State::load(&dir)?;
+    let mut this = Up {
+        ran_before: state.any_running(),
+        env: Env::new(),
+        kafka: None,
+        clickhouse: None,
+        postgres: None,
+        services: Vec::new(),
+    };
+    let preset = servers::foreign(servers::preset(), &own_addresses(&state));
+    let started = this.start_servers(&mut state, &preset, options);
+    // Before anything else can fail: `down` must know what runs.
+    state.save(&dir)?;
+    started?;
+    this.env = own_addresses(&state);
+    this.env.extend(preset);
+    build(options.release)?;
+    let prepared = prepare::run(&dir, &paths::bin_dir(options.release)?, &this.env)?;
+    this.start_services(&mut state, &prepared, options)?;
+    env_file::write(&dir.join("env"), &this.env)?;
+    this.summary(&state);
+    Ok(this)
+}
+
+impl Up {
+    fn start_servers(&mut self, state: &mut State, preset: &Env, options: Options) -> Result<()> {
+        let dir = paths::stack();
+        let missing = |name: &str, needed: bool| {
+            if !needed {
+                say(name, "preset, not started");
+            } else if state.running(name).is_some() {
+                say(name, "already running");
+            }
+            needed && state.running(name).is_none()
+        };
+        let [kafka, clickhouse, postgres] = servers::needed(preset);
+        let (kafka, clickhouse, postgres) =
+            (missing("kafka", kafka), missing("clickhouse", clickhouse), missing("postgres", postgres));
+        let life = |signal| if options.attached { Life::Attached(signal) } else { Life::Detached };
+        let (kafka, clickhouse, postgres) = thread::scope(|scope| {
+            let (dir, life) = (&dir, &life);
+            let kafka = kafka
+                .then(|| scope.spawn(move || Kafka::start_as(&dir.join("kafka"), life(Signal::SIGKILL))));
+            let clickhouse = clickhouse.then(|| {
+                scope.spawn(move || ClickHouse::start_as(&dir.join("clickhouse"), life(Signal::SIGKILL)))
+            });
+            let postgres = postgres
+                .then(|| scope.spawn(move || start_postgres(&dir.join("postgres"), life(Signal::SIGINT))));
+            (kafka.map(joined), clickhouse.map(joined), postgres.map(joined))
+        });
+        let mut failed = Vec::new();
+        self.kafka = kept(kafka, &mut failed);
+        self.clickhouse = kept(clickhouse, &mut failed);
+        self.postgres = kept(postgres, &mut failed);
+        if let Some(kafka) = &self.kafka {
+            started(state, "kafka", kafka.id(), vec![kafka.port()], kafka.log().to_owned());
+        }
+        if let Some(clickhouse) = &self.clickhouse {
+            let ports = vec![clickhouse.http_port(), clickhouse.tcp_port()];
+            started(state, "clickhouse", clickhouse.id(), ports, clickhouse.log().to_owned());
+        }
+        if let Some(postgres) = &self.postgres {
+            started(state, "postgres", postgres.id(), vec![postgres.port()], postgres.log().to_owned());
+        }
+        failed.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    fn start_services(&mut self, state: &mut State, prepared: &Prepared, options: Options) -> Result<()> {
+        let dir = paths::stack();
+        let life = if options.attached { Life::Attached(Signal::SIGKILL) } else { Life::Detached };
+        let mut waiting = Vec::new();
+        for service in &SERVICES {
+            if state.running(service.name).is_some() {
+                say(service.name, "already running");
+                continue;
+            }
+            let ports = services::ports(service, state.parts.get(service.name))?;
+            let server =
+                services::start(service, &dir, &paths::bin_dir(options.release)?, prepared, &ports, life)?;
+            started(state, service.name, server.id(), ports.clone(), server.log().to_owned());
+            state.save(&dir)?;
+            waiting.push((service, server, ports));
+        }
+        for (service, mut server, ports) in waiting {
+            services::await_ready(service, &mut server, &ports)?;
+            self.services.push(server);
+        }
+        if let Some(api) = state.parts.get("query-api").and_then(|part| part.ports.get(1)) {
+            self.env.insert(API, format!("http://127.0.0.1:{api}"));
+        }
+        Ok(())
+    }
+
+    fn summary(&self, state: &State) {
+        println!();
+        for (name, part) in &state.parts {
+            println!("{name:>12}  pid {:<8} log {}", part.process.pid, part.log.display());
+        }
+        println!();
+        for (name, value) in &self.env {
+            println!("  {name}={value}");
+        }
+        println!("\nall of these: . {}", paths::stack().join("env").display());
+    }
+}
+
+/// Tools without which the services cannot be compiled.
+pub fn build_tools() -> Result<()> {
+    let mut tools = apt::BUILD_TOOLS.to_vec();
+    tools.push(apt::PKG_CONFIG);
+    apt::ensure(&tools)
+}
+
+fn build(release: bool) -> Result<()> {
+    build_tools()?;
+    println!("building the services");
+    let mut command = run::cargo(&["build", "--bins"])?;
+    for package in services::PACKAGES {
+        command.args(["--package", package]);
+    }
+    if release {
+        command.arg("--release");
+    }
+    run::run(command)
+}
+
+/// Addresses of the servers that `up` started, running or not.
+#[must_use]
+pub fn own_addresses(state: &State) -> Env {
+    let port = |name: &str| state.parts.get(name).and_then(|part| part.ports.first()).copied();
+    let mut env = Env::new();
+    env.extend(port("kafka").map(|port| (KAFKA, Kafka::address(port))));
+    env.extend(port("clickhouse").map(|port| (CLICKHOUSE, ClickHouse::address(port))));
+    if let Some(port) = port("postgres") {
+        env.extend(servers::database_urls(|name| Postgres::address(port, name)));
+    }
+    env
+}
+
+fn started(state: &mut State, name: &str, process: ProcessId, ports: Vec<u16>, log: PathBuf) {
+    let again = state.parts.insert(name.to_owned(), Part { process, ports, log }).is_some();
+    say(name, if again { "was not running: started again" } else { "started" });
+}
+
+fn say(name: &str, what: &str) {
+    println!("{name:>12}  {what}");
+}
+
+fn kept<T>(result: Option<Result<T>>, failed: &mut Vec<anyhow::Error>) -> Option<T> {
+    match result? {
+        Ok(value) => Some(value),
+        Err(error) => {
+            failed.push(error);
+            None
+        }
+    }
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err(anyhow!("a starting thread panicked")))
+}
