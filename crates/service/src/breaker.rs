@@ -35,9 +35,13 @@ pub enum Permit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Closed,
-    Open { since: Instant },
+    Open {
+        since: Instant,
+    },
     /// A probe is under way. One that never reports (its task was dropped) is given up after the half-open interval.
-    Probing { since: Instant },
+    Probing {
+        since: Instant,
+    },
 }
 
 /// Opens after consecutive failures, half-opens after a while, closes after a successful probe.

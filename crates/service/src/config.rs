@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 
 pub use resolve::Resolved;
 pub use sections::{
-    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, KafkaSecurity, SOURCE_DATABASE, TELEMETRY,
+    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, KafkaSecurity, SOURCE_DATABASE,
+    TELEMETRY,
 };
 
 /// What a setting's value looks like.

@@ -175,7 +175,8 @@ impl Health {
 pub async fn serve(listen: &str, health: Health, shutdown: CancellationToken) -> std::io::Result<SocketAddr> {
     let listener = tokio::net::TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
-    let server = axum::serve(listener, health.router()).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let server =
+        axum::serve(listener, health.router()).with_graceful_shutdown(shutdown.clone().cancelled_owned());
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!(error = %error, "the health server ended");

@@ -38,7 +38,8 @@ pub struct Metric {
 /// Milliseconds of something a person waits for.
 const MILLIS: &[f64] = &[1., 2., 5., 10., 20., 50., 100., 200., 500., 1e3, 2e3, 5e3, 10e3, 30e3];
 /// Milliseconds of something that may also wait for an outage to end.
-const LONG_MILLIS: &[f64] = &[10., 50., 100., 250., 500., 1e3, 2.5e3, 5e3, 10e3, 30e3, 60e3, 300e3, 900e3, 3600e3];
+const LONG_MILLIS: &[f64] =
+    &[10., 50., 100., 250., 500., 1e3, 2.5e3, 5e3, 10e3, 30e3, 60e3, 300e3, 900e3, 3600e3];
 const SECONDS: &[f64] = &[0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
 const ROWS: &[f64] = &[1., 10., 100., 1e3, 2.5e3, 5e3, 10e3, 25e3, 50e3, 100e3, 250e3, 500e3];
 const BYTES: &[f64] = &[1e3, 10e3, 100e3, 500e3, 1e6, 2.5e6, 5e6, 10e6, 25e6, 50e6, 100e6];
@@ -161,7 +162,12 @@ pub fn markdown() -> String {
     for metric in ALL {
         let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let labels = if labels.is_empty() { "none".to_string() } else { labels.join(", ") };
-        text.push_str(&format!("| `{}` | {} | {labels} | {} |\n", metric.name, metric.r#type.as_str(), metric.help));
+        text.push_str(&format!(
+            "| `{}` | {} | {labels} | {} |\n",
+            metric.name,
+            metric.r#type.as_str(),
+            metric.help
+        ));
     }
     text
 }

@@ -137,7 +137,9 @@ impl Problem {
     /// 503 with `Retry-After` in whole seconds.
     pub fn unavailable(detail: impl Into<String>, retry_after: std::time::Duration) -> Self {
         let seconds = retry_after.as_secs().max(1);
-        Self::new(kinds::UNAVAILABLE).with_detail(detail).with_header(header::RETRY_AFTER, HeaderValue::from(seconds))
+        Self::new(kinds::UNAVAILABLE)
+            .with_detail(detail)
+            .with_header(header::RETRY_AFTER, HeaderValue::from(seconds))
     }
 
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
@@ -236,7 +238,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_parameter_problem_has_all_its_parts() {
-        let id = TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        let id =
+            TraceId::from_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
         let problem = Problem::parameter("windowsize", "unknown", "did you mean window_size?")
             .with_pointer("/value", "not_a_decimal", "expected digits")
             .with_detail("1 of 2")
@@ -277,8 +280,12 @@ mod tests {
     #[tokio::test]
     async fn headers_that_the_status_asks_for() {
         let (status, headers, _) = parts(Problem::unauthenticated()).await;
-        assert_eq!((status.as_u16(), &headers["www-authenticate"]), (401, &"Bearer realm=\"usage\"".parse().unwrap()));
-        let (status, headers, _) = parts(Problem::unavailable("storage is away", Duration::from_millis(10))).await;
+        assert_eq!(
+            (status.as_u16(), &headers["www-authenticate"]),
+            (401, &"Bearer realm=\"usage\"".parse().unwrap())
+        );
+        let (status, headers, _) =
+            parts(Problem::unavailable("storage is away", Duration::from_millis(10))).await;
         assert_eq!((status.as_u16(), &headers["retry-after"]), (503, &"1".parse().unwrap()));
     }
 

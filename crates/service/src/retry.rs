@@ -111,8 +111,11 @@ mod tests {
 
     #[test]
     fn jitter_spreads_over_the_whole_range() {
-        let waits: Vec<Duration> = (0..200).map(|seed| Backoff::seeded(SECOND, SECOND, seed).next()).collect();
-        assert!(waits.iter().any(|wait| *wait < SECOND / 4) && waits.iter().any(|wait| *wait > 3 * SECOND / 4));
+        let waits: Vec<Duration> =
+            (0..200).map(|seed| Backoff::seeded(SECOND, SECOND, seed).next()).collect();
+        assert!(
+            waits.iter().any(|wait| *wait < SECOND / 4) && waits.iter().any(|wait| *wait > 3 * SECOND / 4)
+        );
     }
 
     #[test]

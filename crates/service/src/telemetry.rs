@@ -31,7 +31,12 @@ pub struct TelemetryConfig {
 
 impl Default for TelemetryConfig {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:0".into(), format: LogFormat::Human, filter: "info".into(), tenant_labels: 100 }
+        Self {
+            listen: "127.0.0.1:0".into(),
+            format: LogFormat::Human,
+            filter: "info".into(),
+            tenant_labels: 100,
+        }
     }
 }
 
@@ -74,7 +79,8 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> Result<Telemetry
     metric_names::describe_all();
     // A second start would have failed above.
     let _ = TENANTS.set(TenantLabels::new(config.tenant_labels));
-    metrics::gauge!(metric_names::BUILD_INFO, "service" => service, "version" => env!("CARGO_PKG_VERSION")).set(1);
+    metrics::gauge!(metric_names::BUILD_INFO, "service" => service, "version" => env!("CARGO_PKG_VERSION"))
+        .set(1);
     Ok(telemetry)
 }
 

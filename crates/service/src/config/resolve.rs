@@ -51,8 +51,8 @@ impl Resolved {
             let Some(text) = variable(&name).filter(|text| !text.is_empty()) else { continue };
             let origin = Origin::Variable(name);
             let text = text.into_string().map_err(|_| invalid(setting.path, &origin, "is not UTF-8"))?;
-            let value =
-                value::from_text(setting.kind, &text).map_err(|detail| invalid(setting.path, &origin, detail))?;
+            let value = value::from_text(setting.kind, &text)
+                .map_err(|detail| invalid(setting.path, &origin, detail))?;
             values.insert(setting.path, (value, origin));
         }
         for argument in &cli.set {
@@ -139,10 +139,10 @@ fn read_file(
     path: &Path,
     values: &mut BTreeMap<&'static str, (Value, Origin)>,
 ) -> Result<(), ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    let table: Table = text
-        .parse()
-        .map_err(|source| ConfigError::Syntax { path: path.into(), source: Box::new(source) })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let table: Table =
+        text.parse().map_err(|source| ConfigError::Syntax { path: path.into(), source: Box::new(source) })?;
     let origin = Origin::File(path.into());
     for (setting, value) in walk(settings, "", table, &origin)? {
         values.insert(setting.path, (value, origin.clone()));
@@ -197,7 +197,8 @@ fn tables(
         let found = walk(&fields, "", item, origin).map_err(|error| error.inside(&place))?;
         let mut table = Table::new();
         for field in &fields {
-            let given = found.iter().find(|(known, _)| known.path == field.path).map(|(_, value)| value.clone());
+            let given =
+                found.iter().find(|(known, _)| known.path == field.path).map(|(_, value)| value.clone());
             let value = match (given, field.default) {
                 (Some(value), _) => value,
                 (None, Some(text)) => value::from_text(field.kind, text)

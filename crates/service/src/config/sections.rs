@@ -24,12 +24,18 @@ pub const KAFKA: &[Setting] = &[
     Setting::text("kafka.brokers", "Brokers to start from: host:port, separated by commas."),
     Setting::text("kafka.records_topic", "Topic of usage records.").default("usage.records.v1"),
     Setting::text("kafka.dead_letters_topic", "Topic of dead letters.").default("usage.dead-letters.v1"),
-    Setting::text("kafka.security.protocol", "`plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.").default("plaintext"),
+    Setting::text("kafka.security.protocol", "`plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.")
+        .default("plaintext"),
     Setting::text("kafka.security.sasl_mechanism", "For example SCRAM-SHA-512.").optional(),
     Setting::text("kafka.security.sasl_username", "User for SASL.").optional(),
     Setting::text("kafka.security.sasl_password", "Password for SASL.").optional().secret(),
-    Setting::text("kafka.security.ssl_ca_location", "File with the certificates of the authorities to trust.").optional(),
-    Setting::text("kafka.security.ssl_certificate_location", "File with the client's certificate.").optional(),
+    Setting::text(
+        "kafka.security.ssl_ca_location",
+        "File with the certificates of the authorities to trust.",
+    )
+    .optional(),
+    Setting::text("kafka.security.ssl_certificate_location", "File with the client's certificate.")
+        .optional(),
     Setting::text("kafka.security.ssl_key_location", "File with the client's private key.").optional(),
     Setting::text("kafka.security.ssl_key_password", "Password of the private key.").optional().secret(),
 ];
@@ -42,18 +48,27 @@ pub const CLICKHOUSE: &[Setting] = &[
     Setting::text("clickhouse.writer_password", "Its password.").default("").secret(),
     Setting::text("clickhouse.reader_user", "User that answers queries, read-only.").default("usage_reader"),
     Setting::text("clickhouse.reader_password", "Its password.").default("").secret(),
-    Setting::text("clickhouse.maintenance_user", "User that migrates and deletes.").default("usage_maintenance"),
+    Setting::text("clickhouse.maintenance_user", "User that migrates and deletes.")
+        .default("usage_maintenance"),
     Setting::text("clickhouse.maintenance_password", "Its password.").default("").secret(),
-    Setting::duration("clickhouse.write_timeout", "Bound of one insert; doubles at each repeat up to 10 minutes.")
-        .default("30s"),
+    Setting::duration(
+        "clickhouse.write_timeout",
+        "Bound of one insert; doubles at each repeat up to 10 minutes.",
+    )
+    .default("30s"),
     Setting::duration("clickhouse.read_timeout", "Bound of one question.").default("5s"),
-    Setting::duration("clickhouse.flush_age", "Age at which what is not rolled up yet is rolled up.").default("10s"),
-    Setting::integer("clickhouse.flush_rows", "Buckets in hand at which they are rolled up.").default("100000"),
+    Setting::duration("clickhouse.flush_age", "Age at which what is not rolled up yet is rolled up.")
+        .default("10s"),
+    Setting::integer("clickhouse.flush_rows", "Buckets in hand at which they are rolled up.")
+        .default("100000"),
 ];
 
 /// `[control_database]`; read into [`DatabaseConfig`].
-pub const CONTROL_DATABASE: &[Setting] =
-    &[Setting::text("control_database.url", "The control database: postgres://user:password@host:port/name.").secret()];
+pub const CONTROL_DATABASE: &[Setting] = &[Setting::text(
+    "control_database.url",
+    "The control database: postgres://user:password@host:port/name.",
+)
+.secret()];
 
 /// `[source_database]`; read into [`DatabaseConfig`].
 pub const SOURCE_DATABASE: &[Setting] =
@@ -107,7 +122,8 @@ impl KafkaConfig {
     /// Names and values for librdkafka's client configuration.
     pub fn client_properties(&self) -> Vec<(&'static str, String)> {
         let security = &self.security;
-        let exposed = |secret: &Option<SecretString>| secret.as_ref().map(|text| text.expose_secret().to_string());
+        let exposed =
+            |secret: &Option<SecretString>| secret.as_ref().map(|text| text.expose_secret().to_string());
         let optional = [
             ("sasl.mechanism", security.sasl_mechanism.clone()),
             ("sasl.username", security.sasl_username.clone()),
@@ -117,8 +133,10 @@ impl KafkaConfig {
             ("ssl.key.location", security.ssl_key_location.clone()),
             ("ssl.key.password", exposed(&security.ssl_key_password)),
         ];
-        let mut properties =
-            vec![("bootstrap.servers", self.brokers.clone()), ("security.protocol", security.protocol.clone())];
+        let mut properties = vec![
+            ("bootstrap.servers", self.brokers.clone()),
+            ("security.protocol", security.protocol.clone()),
+        ];
         properties.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
         properties
     }
