@@ -24,11 +24,30 @@ impl Resolved {
         Self::from_parts(settings, cli, |name| std::env::var_os(name))
     }
 
+    /// As [`Resolved::from_process`], but leaves it to [`Resolved::section`] to miss what is required: for a tool whose commands need
+    /// different parts.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the setting and where its value came from.
+    pub fn partial(settings: &[Setting], cli: &Cli) -> Result<Self, ConfigError> {
+        Self::gather(settings, cli, |name| std::env::var_os(name))
+    }
+
     /// As [`Resolved::from_process`] with another environment.
     ///
     /// # Errors
     /// [`ConfigError`] names the setting and where its value came from.
     pub fn from_parts(
+        settings: &[Setting],
+        cli: &Cli,
+        variable: impl Fn(&str) -> Option<std::ffi::OsString>,
+    ) -> Result<Self, ConfigError> {
+        let resolved = Self::gather(settings, cli, variable)?;
+        resolved.require("")?;
+        Ok(resolved)
+    }
+
+    pub(super) fn gather(
         settings: &[Setting],
         cli: &Cli,
         variable: impl Fn(&str) -> Option<std::ffi::OsString>,
@@ -63,12 +82,30 @@ impl Resolved {
                 .map_err(|detail| invalid(setting.path, &Origin::Flag, detail))?;
             values.insert(setting.path, (value, Origin::Flag));
         }
-        for setting in settings {
-            if setting.required && !setting.path.contains("[]") && !values.contains_key(setting.path) {
+        Ok(Self { settings: settings.to_vec(), values })
+    }
+
+    /// Misses what is required below a section; the empty one is the whole.
+    fn require(&self, section: &str) -> Result<(), ConfigError> {
+        for setting in self.settings.iter().filter(|setting| setting.required && !setting.path.contains("[]"))
+        {
+            let inside = section.is_empty() || is_below(setting.path, section);
+            if inside && !self.values.contains_key(setting.path) {
                 return Err(missing(setting, setting.path.into()));
             }
         }
-        Ok(Self { settings: settings.to_vec(), values })
+        Ok(())
+    }
+
+    /// Fills the struct of one section, for example `kafka`.
+    ///
+    /// # Errors
+    /// As [`Resolved::value`], and [`ConfigError::Missing`] for what the section requires.
+    pub fn section<T: DeserializeOwned>(&self, section: &str) -> Result<T, ConfigError> {
+        self.require(section)?;
+        let table = self.table(|_, value| value.clone());
+        let value = lookup(&table, section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
+        T::deserialize(value).map_err(|error| self.misfit(&error, section))
     }
 
     /// Fills the struct.
@@ -76,18 +113,25 @@ impl Resolved {
     /// # Errors
     /// [`ConfigError::Invalid`] when a value does not fit its field; a secret's value is not repeated.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        T::deserialize(Value::Table(self.table(|_, value| value.clone()))).map_err(|error| {
-            // The error keeps its path private, but ends its text with: in `a.b`
-            let text = error.to_string();
-            let path = text.trim_end().rsplit_once("in `").and_then(|(_, path)| path.strip_suffix('`'));
-            let path = path.unwrap_or_default().to_string();
-            let setting = find(&self.settings, &path);
-            let secret = setting.is_none_or(|setting| setting.secret);
-            let origin = self.values.get(path.as_str()).map_or(Origin::Default, |(_, origin)| origin.clone());
-            let hide = secret && error.message().contains("invalid");
-            let detail = if hide { "does not fit" } else { error.message() };
-            ConfigError::Invalid { path, origin, detail: detail.into() }
-        })
+        T::deserialize(Value::Table(self.table(|_, value| value.clone())))
+            .map_err(|error| self.misfit(&error, ""))
+    }
+
+    /// The error of a value that does not fit its field in the struct.
+    fn misfit(&self, error: &toml::de::Error, section: &str) -> ConfigError {
+        // The error keeps its path private, but ends its text with: in `a.b`
+        let text = error.to_string();
+        let path = text.trim_end().rsplit_once("in `").and_then(|(_, path)| path.strip_suffix('`'));
+        let path = match (section, path.unwrap_or_default()) {
+            ("", path) => path.to_string(),
+            (section, "") => section.to_string(),
+            (section, path) => format!("{section}.{path}"),
+        };
+        let secret = find(&self.settings, &path).is_none_or(|setting| setting.secret);
+        let origin = self.values.get(path.as_str()).map_or(Origin::Default, |(_, origin)| origin.clone());
+        let hide = secret && error.message().contains("invalid");
+        let detail = if hide { "does not fit" } else { error.message() };
+        ConfigError::Invalid { path, origin, detail: detail.into() }
     }
 
     /// Where the value of a setting came from.

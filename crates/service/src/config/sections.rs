@@ -57,10 +57,15 @@ pub const CLICKHOUSE: &[Setting] = &[
     )
     .default("30s"),
     Setting::duration("clickhouse.read_timeout", "Bound of one question.").default("5s"),
-    Setting::duration("clickhouse.flush_age", "Age at which what is not rolled up yet is rolled up.")
+    Setting::integer(
+        "clickhouse.rollup_rows",
+        "Rows in the range of a question from which the rollups are asked too; below, the records alone are faster. 0 = always.",
+    )
+    .default("500000"),
+    Setting::duration("clickhouse.flush_age", "A partition's aggregate is rolled up once its oldest row is this old.")
         .default("10s"),
-    Setting::integer("clickhouse.flush_rows", "Buckets in hand at which they are rolled up.")
-        .default("100000"),
+    Setting::integer("clickhouse.flush_rows", "A partition's aggregate is rolled up once it has this many groups.")
+        .default("20000"),
 ];
 
 /// `[control_database]`; read into [`DatabaseConfig`].

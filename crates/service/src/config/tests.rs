@@ -274,6 +274,23 @@ fn a_secret_that_does_not_fit_is_not_repeated() {
 }
 
 #[test]
+fn a_tool_needs_only_the_sections_it_uses() {
+    let cli = Cli { set: vec!["kafka.brokers=k:1".into()], ..Cli::default() };
+    let resolved = Resolved::gather(SETTINGS, &cli, |_| None).unwrap();
+    assert_eq!(resolved.section::<KafkaConfig>("kafka").unwrap().brokers, "k:1");
+    let error = resolved.section::<DatabaseConfig>("control_database").unwrap_err().to_string();
+    assert!(error.contains("`control_database.url` is missing"), "{error}");
+    #[derive(Debug, Deserialize)]
+    struct Narrow {
+        _batch_rows: u8,
+    }
+    let cli = Cli { set: vec!["a._batch_rows=300".into()], ..Cli::default() };
+    let resolved = Resolved::gather(&[Setting::integer("a._batch_rows", "x")], &cli, |_| None).unwrap();
+    let error = resolved.section::<Narrow>("a").unwrap_err().to_string();
+    assert!(error.contains("`a._batch_rows` from --set"), "{error}");
+}
+
+#[test]
 fn check_config_prints_only_what_would_start() {
     let cli = |set: &str| Cli { set: vec![set.into(), "_token=12".into()], ..Cli::default() };
     #[derive(Debug, Deserialize)]
