@@ -1,1 +1,32 @@
-//! placeholder
+//! Usage over HTTP: aggregates, records, usage types, health (design section 9).
+//!
+//! A request goes through [`observe`] (ids, log line, metrics, problems), [`auth`] (token and scope), a strict reader of its
+//! parameters ([`query`], [`raw_query`], [`body`]) and then to storage, of which only the trait is known here. Windows are cut
+//! in [`windows`]; storage only buckets by them.
+
+pub mod accept;
+pub mod answer;
+pub mod app;
+pub mod auth;
+pub mod body;
+pub mod config;
+pub mod csv;
+pub mod cursor;
+pub mod decimal;
+pub mod failure;
+pub mod filters;
+pub mod observe;
+pub mod pages;
+pub mod params;
+pub mod process;
+pub mod query;
+pub mod raw_query;
+pub mod records;
+pub mod registry;
+pub mod routes;
+pub mod server;
+pub mod state;
+pub mod store;
+pub mod stream;
+pub mod windows;
+pub mod zones;

@@ -29,6 +29,7 @@ problem_types! {
     UNKNOWN_METRIC NOT_FOUND "unknown-metric" "No such usage type"
     METHOD_NOT_ALLOWED METHOD_NOT_ALLOWED "method-not-allowed" "The resource has no such method"
     NOT_ACCEPTABLE NOT_ACCEPTABLE "not-acceptable" "None of the accepted media types is offered"
+    REQUEST_TIMEOUT REQUEST_TIMEOUT "request-timeout" "The request body did not arrive in time"
     CONFLICT CONFLICT "conflict" "Contradicts what is stored"
     PAYLOAD_TOO_LARGE PAYLOAD_TOO_LARGE "payload-too-large" "The request body is too large"
     UNSUPPORTED_MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "unsupported-media-type" "The body's media type is not supported"

@@ -1,0 +1,111 @@
+//! Who asks: a verified token, and nothing else of the request.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use usage_access::{Scope, SecurityContext};
+use uuid::Uuid;
+
+use crate::failure::Failure;
+use crate::state::App;
+
+/// The tenant of a request once it is known, for the log line and the metrics of the request.
+#[derive(Debug, Clone, Default)]
+pub struct SeenTenant(Arc<OnceLock<Uuid>>);
+
+impl SeenTenant {
+    pub fn get(&self) -> Option<Uuid> {
+        self.0.get().copied()
+    }
+}
+
+/// The verified caller.
+#[derive(Debug)]
+pub struct Caller(pub SecurityContext);
+
+impl Caller {
+    /// Allows `action` to those who hold the scope.
+    ///
+    /// # Errors
+    /// 403 that names the action.
+    pub fn may(&self, scope: Scope, action: &str) -> Result<(), Failure> {
+        if self.0.has(scope) {
+            return Ok(());
+        }
+        tracing::info!(tenant_id = %self.0.tenant_id, operation = action, decision = "denied", "authorization");
+        Err(Failure::missing_scope(action, scope.as_str()))
+    }
+
+    pub fn tenant_id(&self) -> Uuid {
+        self.0.tenant_id
+    }
+}
+
+impl FromRequestParts<App> for Caller {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &App) -> Result<Self, Failure> {
+        let token = bearer(&parts.headers)?;
+        let context = state.verifier.verify(token).map_err(|error| {
+            tracing::info!(error = %error, "refused a token");
+            Failure::unauthenticated("the token is not valid, or no longer", Some("invalid_token"))
+        })?;
+        if let Some(seen) = parts.extensions.get::<SeenTenant>() {
+            // A second extraction of the same request finds the same tenant.
+            let _ = seen.0.set(context.tenant_id);
+        }
+        Ok(Self(context))
+    }
+}
+
+/// The token of `Authorization: Bearer …`. Two such headers are a doubt.
+fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let missing = || Failure::unauthenticated("send `Authorization: Bearer <token>`", None);
+    let value = values.next().ok_or_else(missing)?;
+    if values.next().is_some() {
+        return Err(Failure::unauthenticated("the request has more than one Authorization header", Some("invalid_request")));
+    }
+    let (scheme, token) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(missing)?;
+    let token = token.trim_matches(' ');
+    if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() { Err(missing()) } else { Ok(token) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(values: &[&str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(header::AUTHORIZATION, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn the_bearer_scheme_is_read_in_any_case() {
+        for value in ["Bearer abc", "bearer abc", "BEARER  abc "] {
+            assert_eq!(bearer(&headers(&[value])).unwrap(), "abc", "{value}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_no_token() {
+        for values in [&[][..], &["abc"], &["Basic abc"], &["Bearer"], &["Bearer "], &["Bearer a", "Bearer a"]] {
+            let failure = bearer(&headers(values)).unwrap_err();
+            assert_eq!(failure.0.status().as_u16(), 401, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_missing_scope_is_refused_with_its_name() {
+        let caller = Caller(SecurityContext::for_tenant(Uuid::from_u128(1), usage_access::Scopes::NONE.with(Scope::Read)));
+        assert!(caller.may(Scope::Read, "reading usage").is_ok());
+        let failure = caller.may(Scope::Types, "registering a usage type").unwrap_err();
+        assert_eq!(failure.0.status().as_u16(), 403);
+        assert!(failure.0.to_string().contains("usage:types"));
+    }
+}

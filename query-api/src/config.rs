@@ -1,0 +1,140 @@
+//! What the process can be told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+use serde::Deserialize;
+use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Setting, TELEMETRY};
+use usage_service::telemetry::TelemetryConfig;
+use usage_storage::clickhouse::ClickHouseConfig;
+
+/// All settings, see `docs/config.md`.
+pub const SETTINGS: &[Setting] = usage_service::settings![
+    &[
+        Setting::text("api.listen", "Address of the API; port 0 takes a free one.").default("127.0.0.1:8080"),
+        Setting::text(
+            "api.cursor_key",
+            "Signs page cursors: at least 32 characters, the same for all instances, so that any of them can go on with a page.",
+        )
+        .secret(),
+        Setting::text("auth.key_file", "Public keys that tokens are verified with: a JWKS, or one key in PEM."),
+        Setting::text("auth.issuer", "Issuer that a token must name.").default(usage_access::DEFAULT_ISSUER),
+        Setting::text("auth.audience", "Audience that a token must name.").default(usage_access::DEFAULT_AUDIENCE),
+        Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s"),
+        Setting::duration("limits.control_timeout", "How long one question to the control database may take.").default("5s"),
+        Setting::integer("limits.concurrent_questions", "Questions to storage at the same time.").default("64"),
+        Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000"),
+        Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660"),
+        Setting::size("limits.body", "Largest request body.").default("64KiB"),
+        Setting::duration("limits.cache", "How long usage types and partition counts are remembered.").default("5s"),
+    ],
+    CLICKHOUSE,
+    CONTROL_DATABASE,
+    TELEMETRY,
+];
+
+/// The resolved configuration.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub api: Api,
+    pub auth: Auth,
+    pub limits: Limits,
+    pub clickhouse: ClickHouseConfig,
+    pub control_database: DatabaseConfig,
+    pub telemetry: TelemetryConfig,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Api {
+    pub listen: String,
+    pub cursor_key: SecretString,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    pub key_file: PathBuf,
+    pub issuer: String,
+    pub audience: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    #[serde(with = "humantime_serde")]
+    pub storage_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub control_timeout: Duration,
+    pub concurrent_questions: usize,
+    pub aggregated_rows: usize,
+    pub window_days: u32,
+    pub body: usize,
+    #[serde(with = "humantime_serde")]
+    pub cache: Duration,
+}
+
+/// Shortest cursor key that is taken, in bytes.
+const CURSOR_KEY_BYTES: usize = 32;
+
+impl Config {
+    /// What no single setting can say.
+    ///
+    /// # Errors
+    /// A sentence that names the setting.
+    pub fn validate(&self) -> Result<(), String> {
+        use secrecy::ExposeSecret as _;
+        if self.api.cursor_key.expose_secret().len() < CURSOR_KEY_BYTES {
+            return Err(format!("api.cursor_key must have at least {CURSOR_KEY_BYTES} characters"));
+        }
+        for (path, value) in [
+            ("limits.concurrent_questions", self.limits.concurrent_questions),
+            ("limits.aggregated_rows", self.limits.aggregated_rows),
+            ("limits.window_days", self.limits.window_days as usize),
+        ] {
+            if value == 0 {
+                return Err(format!("{path} must be at least 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use usage_service::config::{Cli, Resolved, verify};
+
+    use super::*;
+
+    fn resolved(set: &[&str]) -> Config {
+        let mut cli = Cli::default();
+        let required = [
+            "auth.key_file=/etc/usage/jwks.json",
+            "clickhouse.url=http://127.0.0.1:8123",
+            "control_database.url=postgres://usage@127.0.0.1/control",
+        ];
+        cli.set = required.iter().chain(set).map(|text| (*text).to_owned()).collect();
+        let variable = |name: &str| (name == "USAGE_API_CURSOR_KEY").then(|| OsString::from("0123456789abcdef0123456789abcdef"));
+        Resolved::from_parts(SETTINGS, &cli, variable).unwrap().value().unwrap()
+    }
+
+    #[test]
+    fn the_declaration_is_sound_and_fills_the_struct() {
+        verify(SETTINGS).unwrap();
+        let config = resolved(&[]);
+        config.validate().unwrap();
+        assert_eq!(config.limits.storage_timeout, Duration::from_secs(5));
+        assert_eq!(config.limits.aggregated_rows, 10_000);
+        assert_eq!(config.limits.body, 65_536);
+    }
+
+    #[test]
+    fn a_short_cursor_key_is_refused_by_name() {
+        assert!(resolved(&["api.cursor_key=short"]).validate().unwrap_err().contains("api.cursor_key"));
+        assert!(resolved(&["limits.aggregated_rows=0"]).validate().unwrap_err().contains("limits.aggregated_rows"));
+    }
+}

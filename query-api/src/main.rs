@@ -1,0 +1,32 @@
+//! The query API: answers what was used, over HTTP.
+
+use clap::Parser;
+use usage_query_api::config::{Config, SETTINGS};
+use usage_query_api::process;
+use usage_service::config::{self, Cli};
+use usage_service::{lifecycle, telemetry};
+
+/// Answers usage queries over HTTP
+#[derive(Parser)]
+#[command(name = "usage-query-api", version)]
+struct Arguments {
+    #[command(flatten)]
+    cli: Cli,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let Arguments { cli } = Arguments::parse();
+    if cli.check_config {
+        let config: Config = config::load(SETTINGS, &cli)?;
+        config.validate().map_err(anyhow::Error::msg)?;
+        println!("{}", config::check::<Config>(SETTINGS, &cli)?);
+        return Ok(());
+    }
+    let config: Config = config::load(SETTINGS, &cli)?;
+    let telemetry = telemetry::init(&config.telemetry, "usage-query-api")?;
+    let shutdown = lifecycle::shutdown_on_signals()?;
+    process::run(config, telemetry, shutdown).await?;
+    tracing::info!("stopped");
+    Ok(())
+}

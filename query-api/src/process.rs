@@ -1,0 +1,71 @@
+//! Puts the process together from its configuration.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use secrecy::ExposeSecret as _;
+use usage_access::TokenVerifier;
+use usage_control::Control;
+use usage_service::CancellationToken;
+use usage_service::health::{self, Health};
+use usage_service::telemetry::Telemetry;
+use usage_storage::Storage;
+use usage_storage::clickhouse::ClickHouseStorage;
+
+use crate::app;
+use crate::config::Config;
+use crate::cursor::Cursors;
+use crate::registry::Catalog;
+use crate::server::Server;
+use crate::state::{App, Limits};
+use crate::store::Store;
+
+/// Serves until `shutdown`. Storage and control database may be away at the start: the process then is live, not ready.
+///
+/// # Errors
+/// A setting that can't be used, or an address that can't be bound.
+pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationToken) -> anyhow::Result<()> {
+    config.validate().map_err(anyhow::Error::msg)?;
+    let verifier = TokenVerifier::from_file(&config.auth.key_file, config.auth.issuer, config.auth.audience)
+        .context("auth.key_file")?;
+    let control = Control::connect_lazy(&config.control_database.url).context("control_database.url")?;
+    let storage: Arc<dyn Storage> = Arc::new(ClickHouseStorage::connect(config.clickhouse));
+    let limits = config.limits;
+
+    let catalog = Arc::new(Catalog::new(Arc::new(control), limits.cache, limits.control_timeout));
+    let health = Health::new(telemetry);
+    watch(&health, &storage, &catalog);
+    let app = App {
+        verifier: Arc::new(verifier),
+        store: Store::new(storage.reader(), limits.storage_timeout, limits.concurrent_questions),
+        catalog,
+        cursors: Cursors::new(config.api.cursor_key.expose_secret().as_bytes()),
+        limits: Limits {
+            aggregated_rows: limits.aggregated_rows,
+            window_days: limits.window_days,
+            body_bytes: limits.body,
+        },
+    };
+    let server = Server::bind(&config.api.listen, app::router(app, &health))
+        .await
+        .with_context(|| format!("api.listen: can't listen on {}", config.api.listen))?;
+    health::serve(&config.telemetry.listen, health, shutdown.clone())
+        .await
+        .with_context(|| format!("telemetry.listen: can't listen on {}", config.telemetry.listen))?;
+    tracing::info!(address = %server.address()?, "serving the API");
+    server.run(shutdown).await.context("the API's listener failed")
+}
+
+/// Ready means: both stores answer.
+fn watch(health: &Health, storage: &Arc<dyn Storage>, catalog: &Arc<Catalog>) {
+    let storage = storage.clone();
+    health.check_storage("clickhouse", move || {
+        let storage = storage.clone();
+        async move { storage.check().await.map_err(|error| usage_service::error_chain(&error)) }
+    });
+    let catalog = catalog.clone();
+    health.check("control_database", move || {
+        let catalog = catalog.clone();
+        async move { catalog.ping().await.map_err(|error| usage_service::error_chain(&error)) }
+    });
+}

@@ -1,0 +1,54 @@
+//! `GET /v1/usage/metadata/watermarks`
+
+use axum::extract::{RawQuery, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::Serialize;
+use usage_access::Scope;
+use usage_schemas::Timestamp;
+
+use super::{json, no_parameters};
+use crate::accept::{Format, negotiate};
+use crate::auth::Caller;
+use crate::failure::Failure;
+use crate::state::App;
+
+#[derive(Serialize)]
+struct Answer {
+    /// Known once sources report their progress.
+    complete_until: Option<String>,
+    sources: Vec<Source>,
+}
+
+#[derive(Serialize)]
+struct Source {
+    source: String,
+    records: String,
+    latest_timestamp: String,
+    latest_ingested_at: String,
+    complete_until: Option<String>,
+}
+
+/// Counts and latest times of each source of the tenant.
+pub async fn get(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    RawQuery(raw): RawQuery,
+) -> Result<Response, Failure> {
+    caller.may(Scope::Read, "reading watermarks")?;
+    negotiate(&headers, &[Format::Json])?;
+    no_parameters(raw.as_deref())?;
+    let sources = app.store.watermarks(caller.tenant_id()).await?;
+    let sources = sources
+        .into_iter()
+        .map(|found| Source {
+            source: found.source,
+            records: found.records.to_string(),
+            latest_timestamp: Timestamp::from_micros(found.latest_timestamp).to_string(),
+            latest_ingested_at: Timestamp::from_micros(found.latest_ingested_at).to_string(),
+            complete_until: None,
+        })
+        .collect();
+    json(&Answer { complete_until: None, sources })
+}

@@ -1,0 +1,36 @@
+//! What every request shares.
+
+use std::sync::Arc;
+
+use usage_access::TokenVerifier;
+
+use crate::cursor::Cursors;
+use crate::registry::Catalog;
+use crate::store::Store;
+
+/// Bounds of what one request may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Rows of a page of aggregates.
+    pub aggregated_rows: usize,
+    /// Longest range that is cut into windows.
+    pub window_days: u32,
+    /// Largest body in bytes.
+    pub body_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { aggregated_rows: 10_000, window_days: 3_660, body_bytes: 64 << 10 }
+    }
+}
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct App {
+    pub verifier: Arc<TokenVerifier>,
+    pub store: Store,
+    pub catalog: Arc<Catalog>,
+    pub cursors: Cursors,
+    pub limits: Limits,
+}
