@@ -1,0 +1,79 @@
+//! Requests that come late: a client that gave up leaves its request in the server's socket, where no list shows it.
+
+use std::time::Duration;
+
+use super::batches::Maker;
+use super::fences::settled_exactly_once;
+use super::oracle::Oracle;
+use super::worker::{again, settle, take};
+use super::{Bench, Server};
+use usage_storage::StorageError;
+
+const TRIES: usize = 25;
+
+/// The server stops, a write times out, the server goes on: whether the late request is executed before, during or after the
+/// settling, the batch is there once. (Looking before a new epoch was written stored 5 of 25 twice.)
+pub async fn a_late_request_is_never_stored_twice(bench: &dyn Bench, server: &dyn Server) {
+    let storage = bench.impatient(Duration::from_millis(300), None);
+    storage.migrate().await.unwrap();
+    let writer = storage.writer();
+    let oracle = Oracle::default();
+    let mut makers = vec![Maker::new(53, 0, 2)];
+    take(&*writer, &[0]).await;
+    let mut timeouts = 0;
+    for _ in 0..TRIES {
+        let batch = makers[0].batch_of_a_month(200);
+        oracle.begin(&batch);
+        server.pause();
+        let written = writer.write(std::slice::from_ref(&batch)).await;
+        server.resume();
+        match written {
+            Ok(()) => {}
+            Err(StorageError::Unknown(_)) => {
+                timeouts += 1;
+                settle(&*writer, std::slice::from_ref(&batch)).await.unwrap();
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+        oracle.acknowledge(&batch);
+    }
+    assert_eq!(timeouts, TRIES, "a stopped server answers nothing");
+    settled_exactly_once(bench, &oracle, &makers).await;
+    assert_eq!(bench.stored().await.values().sum::<u64>(), 200 * TRIES as u64);
+}
+
+/// The same for a flush: its rows are in the rollups once, and the horizon proves it.
+pub async fn a_late_flush_is_never_counted_twice(bench: &dyn Bench, server: &dyn Server) {
+    let storage = bench.impatient(Duration::from_millis(300), None);
+    storage.migrate().await.unwrap();
+    let writer = storage.writer();
+    let oracle = Oracle::default();
+    let mut makers = vec![Maker::new(59, 1, 2)];
+    take(&*writer, &[1]).await;
+    for round in 0..TRIES {
+        let batch = makers[0].batch(50);
+        oracle.begin(&batch);
+        let stored = writer.write(std::slice::from_ref(&batch)).await;
+        if let Err(error) = stored {
+            assert!(matches!(error, StorageError::Unknown(_)), "{error:?}");
+            settle(&*writer, std::slice::from_ref(&batch)).await.unwrap();
+        }
+        oracle.acknowledge(&batch);
+        server.pause();
+        let flushed = writer.tick(&[1]).await;
+        server.resume();
+        assert!(flushed.unwrap_err().may_pass());
+        if round % 2 == 0 {
+            // Rows that come before the doubt is resolved must not be taken for flushed ones.
+            let batch = makers[0].batch(50);
+            oracle.begin(&batch);
+            if writer.write(std::slice::from_ref(&batch)).await.is_err() {
+                settle(&*writer, std::slice::from_ref(&batch)).await.unwrap();
+            }
+            oracle.acknowledge(&batch);
+        }
+        again(|| writer.tick(&[1])).await;
+        assert_eq!(bench.rollup_differences().await, Vec::<String>::new());
+    }
+    settled_exactly_once(bench, &oracle, &makers).await;
+}
