@@ -1,0 +1,72 @@
+//! The relay as a program: one per source database, or several that share its outbox.
+
+use anyhow::Context as _;
+use clap::Parser;
+use serde::Deserialize;
+use usage_producer::relay::{RELAY, Relay, RelayConfig, RelaySettings, Status};
+use usage_service::config::{
+    self, Cli, DatabaseConfig, KAFKA, KafkaConfig, SOURCE_DATABASE, Setting, TELEMETRY,
+};
+use usage_service::health::Health;
+use usage_service::telemetry::TelemetryConfig;
+use usage_service::{health, lifecycle, settings, telemetry};
+
+/// Everything that this program can be told.
+pub const SETTINGS: &[Setting] = settings![TELEMETRY, KAFKA, SOURCE_DATABASE, RELAY];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    telemetry: TelemetryConfig,
+    kafka: KafkaConfig,
+    source_database: DatabaseConfig,
+    #[serde(default)]
+    relay: RelaySettings,
+}
+
+/// Brings committed usage records from a source's outbox to Kafka.
+#[derive(Parser)]
+#[command(name = "usage-relay", version)]
+struct Arguments {
+    #[command(flatten)]
+    config: Cli,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    if arguments.config.check_config {
+        print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);
+        return Ok(());
+    }
+    let config: Config = config::load(SETTINGS, &arguments.config)?;
+    let telemetry = telemetry::init(&config.telemetry, "usage-relay")?;
+    let shutdown = lifecycle::shutdown_on_signals().context("cannot listen for signals")?;
+    let Config { telemetry: TelemetryConfig { listen, .. }, kafka, source_database, relay } = config;
+    let relay = Relay::new(RelayConfig { source_database, kafka, relay })?;
+    let health = Health::new(telemetry);
+    let look = |part: fn(&Status) -> Option<String>| {
+        let status = relay.status();
+        move || {
+            let reason = part(&status.borrow());
+            async move { reason.map_or(Ok(()), Err) }
+        }
+    };
+    health.check("source_database", look(|status| status.database.clone()));
+    health.check("kafka", look(|status| status.kafka.clone()));
+    health::serve(&listen, health, shutdown.clone())
+        .await
+        .with_context(|| format!("cannot listen on {listen}"))?;
+    lifecycle::graceful(&shutdown, lifecycle::STOP_WITHIN, relay.serve(shutdown.clone())).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_are_declared_well() {
+        config::verify(SETTINGS).unwrap();
+    }
+}

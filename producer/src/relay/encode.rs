@@ -1,0 +1,135 @@
+//! From an outbox row to a signed Kafka message.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use metrics::{Counter, Histogram};
+use rdkafka::message::{Header, OwnedHeaders};
+use usage_schemas::codec::Encoder;
+use usage_schemas::signature::SigningKey;
+use usage_schemas::{json, names};
+use usage_service::metric_names;
+use uuid::Uuid;
+
+use super::rows::Row;
+
+/// A configured source with its key and its metrics.
+pub(crate) struct Source {
+    pub name: String,
+    key: SigningKey,
+    pub delivered: Counter,
+    pub failed: Counter,
+    pub dead_letters: Counter,
+    pub latency_ms: Histogram,
+    pub batch_rows: Histogram,
+}
+
+/// The configured sources.
+pub(crate) struct Sources {
+    by_name: HashMap<String, Arc<Source>>,
+    default: Option<String>,
+}
+
+impl Sources {
+    pub(crate) fn new(keys: Vec<(String, String, Vec<u8>)>, default: Option<String>) -> Self {
+        let by_name = keys.into_iter().map(|(name, key_id, key)| {
+            let label = || name.clone();
+            let attempts = |status: &'static str| {
+                metrics::counter!(metric_names::OUTBOX_DELIVERY_ATTEMPTS_TOTAL, "source_module" => label(), "status" => status)
+            };
+            let source = Source {
+                key: SigningKey::new(&key_id, &key),
+                delivered: attempts("success"),
+                failed: attempts("failure"),
+                dead_letters: metrics::counter!(metric_names::OUTBOX_DEAD_LETTERS_TOTAL, "source_module" => label()),
+                latency_ms: metrics::histogram!(metric_names::OUTBOX_DELIVERY_LATENCY_MS, "source_module" => label()),
+                batch_rows: metrics::histogram!(metric_names::USAGE_INGESTION_BATCH_SIZE, "source_module" => label()),
+                name: name.clone(),
+            };
+            (name, Arc::new(source))
+        });
+        Self { by_name: by_name.collect(), default }
+    }
+
+    /// The source of a row: its own, else the default one. `None`: there is no key for it.
+    pub(crate) fn of(&self, row_source: Option<&str>) -> Option<&Arc<Source>> {
+        self.by_name.get(row_source.or(self.default.as_deref())?)
+    }
+
+    /// The names, as the label `source_module` has them.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    /// Whether rows without a source can be sent.
+    pub(crate) fn has_default(&self) -> bool {
+        self.default.is_some()
+    }
+}
+
+/// A message, ready to be produced.
+pub(crate) struct Message<'a> {
+    pub key: String,
+    pub value: Cow<'a, [u8]>,
+    pub headers: OwnedHeaders,
+}
+
+/// Why a row can never be a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Impossible {
+    /// A fixed word.
+    pub reason: &'static str,
+    pub error: String,
+}
+
+/// Makes the message of a row: Avro as it is, JSON encoded as Avro, all of it signed.
+pub(crate) fn message<'a>(
+    encoder: &Encoder,
+    source: &Source,
+    row: &'a Row,
+) -> Result<Message<'a>, Impossible> {
+    let Some(payload) = row.payload.as_deref() else {
+        let error = format!("the payload has {} bytes", row.payload_bytes);
+        return Err(Impossible { reason: TOO_LARGE, error });
+    };
+    let value = match row.payload_type.as_str() {
+        names::PAYLOAD_RECORD => Cow::Borrowed(payload),
+        names::PAYLOAD_RECORD_JSON => Cow::Owned(avro(encoder, &source.name, row.tenant_id, payload)?),
+        other => {
+            let error = format!("the payload type {other:?} is not known to this relay");
+            return Err(Impossible { reason: UNKNOWN_PAYLOAD_TYPE, error });
+        }
+    };
+    let key = row.tenant_id.to_string();
+    let signature = source.key.sign(key.as_bytes(), &value);
+    let header = |key, value| Header { key, value: Some(value) };
+    let mut headers = OwnedHeaders::new_with_capacity(5)
+        .insert(header(names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_RECORD))
+        .insert(header(names::HEADER_SOURCE, &source.name))
+        .insert(header(names::HEADER_KEY_ID, source.key.key_id()))
+        .insert(header(names::HEADER_SIGNATURE, &signature));
+    if let Some(traceparent) = &row.traceparent {
+        headers = headers.insert(header(names::HEADER_TRACEPARENT, traceparent));
+    }
+    Ok(Message { key, value, headers })
+}
+
+/// Reason of a dead letter: larger than a message may be.
+pub(crate) const TOO_LARGE: &str = "too_large";
+/// Reason of a dead letter: the broker takes the record for invalid.
+pub(crate) const REFUSED: &str = "refused_by_broker";
+const NOT_ENCODABLE: &str = "not_encodable";
+const UNKNOWN_PAYLOAD_TYPE: &str = "unknown_payload_type";
+
+fn avro(encoder: &Encoder, source: &str, tenant_id: Uuid, payload: &[u8]) -> Result<Vec<u8>, Impossible> {
+    let impossible = |error: String| Impossible { reason: NOT_ENCODABLE, error };
+    let record = json::decode(payload, source).map_err(|invalid| impossible(invalid.to_string()))?;
+    if record.tenant_id != tenant_id {
+        return Err(impossible("tenant_id: is not the row's".into()));
+    }
+    Ok(encoder.encode(&record))
+}
+
+#[cfg(test)]
+mod tests;

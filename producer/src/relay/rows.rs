@@ -1,0 +1,256 @@
+//! Reading outbox rows and taking them out again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use sqlx::{AssertSqlSafe, PgConnection};
+use uuid::Uuid;
+
+use super::pg_time::PgTime;
+use super::session::{STATEMENT, bounded};
+
+/// A page stops here, whatever its number of rows, so that large payloads don't fill the memory.
+const PAGE_BYTES: usize = 16 << 20;
+
+/// What names a row when it is taken out: a promoted standby may hand out an id again, but not at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct RowKey {
+    pub segment: i16,
+    pub id: i64,
+    pub emitted_at: PgTime,
+}
+
+/// One row of the outbox.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub key: RowKey,
+    pub tenant_id: Uuid,
+    pub payload_type: String,
+    pub source: Option<String>,
+    pub traceparent: Option<String>,
+    /// Absent: larger than was asked for.
+    pub payload: Option<Vec<u8>>,
+    pub payload_bytes: i32,
+    /// How long ago it was written when it was read, on the database's clock.
+    pub age: Duration,
+}
+
+/// A page of a partition, in the order of the ids.
+pub(crate) struct Page {
+    pub rows: Vec<Row>,
+    /// There may be more.
+    pub full: bool,
+}
+
+#[derive(sqlx::FromRow)]
+struct Scanned {
+    id: i64,
+    tenant_id: Uuid,
+    emitted_at: PgTime,
+    segment: i16,
+    payload_type: String,
+    source: Option<String>,
+    traceparent: Option<String>,
+    payload: Option<Vec<u8>>,
+    payload_bytes: i32,
+    read_at: PgTime,
+}
+
+/// Reads the rows of a partition above `floor`, at most `limit` of them, payloads of at most `max_bytes`.
+pub(crate) async fn scan(
+    connection: &mut PgConnection,
+    part: i16,
+    floor: i64,
+    limit: i64,
+    max_bytes: i32,
+) -> Result<Page, sqlx::Error> {
+    let work = async {
+        let mut stream = sqlx::query_as::<_, Scanned>(
+            "SELECT id, tenant_id, emitted_at, segment, payload_type, source, traceparent, \
+             CASE WHEN octet_length(payload) <= $4 THEN payload END AS payload, octet_length(payload) AS payload_bytes, \
+             clock_timestamp() AS read_at \
+             FROM usage_outbox WHERE part = $1 AND id > $2 ORDER BY id LIMIT $3",
+        )
+        .bind(part)
+        .bind(floor)
+        .bind(limit)
+        .bind(max_bytes)
+        .fetch(connection);
+        let mut rows = Vec::new();
+        let mut bytes = 0;
+        while let Some(row) = stream.try_next().await? {
+            bytes += row.payload.as_ref().map_or(0, Vec::len);
+            rows.push(Row::from(row));
+            if bytes >= PAGE_BYTES {
+                return Ok(Page { rows, full: true });
+            }
+        }
+        let full = i64::try_from(rows.len()).unwrap_or(i64::MAX) >= limit;
+        Ok(Page { rows, full })
+    };
+    bounded(STATEMENT, work).await
+}
+
+impl From<Scanned> for Row {
+    fn from(row: Scanned) -> Self {
+        let age_micros = row.read_at.0.saturating_sub(row.emitted_at.0);
+        Self {
+            key: RowKey { segment: row.segment, id: row.id, emitted_at: row.emitted_at },
+            tenant_id: row.tenant_id,
+            payload_type: row.payload_type,
+            source: row.source,
+            traceparent: row.traceparent,
+            payload: row.payload,
+            payload_bytes: row.payload_bytes,
+            age: Duration::from_micros(u64::try_from(age_micros).unwrap_or_default()),
+        }
+    }
+}
+
+/// Deletes rows that Kafka has acknowledged. Rows that somebody else deleted before are no error.
+pub(crate) async fn delete(
+    connection: &mut PgConnection,
+    part: i16,
+    keys: &[RowKey],
+) -> Result<(), sqlx::Error> {
+    for (segment, keys) in by_segment(keys.iter().map(|key| (*key, ()))) {
+        let sql = format!(
+            "DELETE FROM usage_outbox_{segment} AS o USING unnest($2::bigint[], $3::timestamptz[]) AS k (id, emitted_at) \
+             WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at"
+        );
+        let named = Named::from(&keys);
+        let work = sqlx::query(AssertSqlSafe(sql))
+            .bind(part)
+            .bind(named.ids)
+            .bind(named.times)
+            .bind(named.low)
+            .bind(named.high)
+            .execute(&mut *connection);
+        bounded(STATEMENT, work).await?;
+    }
+    Ok(())
+}
+
+/// Moves rows that can never be produced to the dead letters, each move being one transaction. Returns how many it moved.
+pub(crate) async fn bury(
+    connection: &mut PgConnection,
+    part: i16,
+    dead: Vec<(RowKey, &'static str, String)>,
+) -> Result<u64, sqlx::Error> {
+    let mut moved = 0;
+    let dead = dead.into_iter().map(|(key, reason, error)| (key, (reason, error)));
+    for (segment, rows) in by_segment(dead) {
+        let sql = format!(
+            "WITH gone AS (DELETE FROM usage_outbox_{segment} AS o \
+             USING unnest($2::bigint[], $3::timestamptz[], $6::text[], $7::text[]) AS k (id, emitted_at, reason, error) \
+             WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at \
+             RETURNING o.*, k.reason, k.error) \
+             INSERT INTO usage_outbox_dead_letters \
+             (part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload, reason, error) \
+             SELECT part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload, reason, error FROM gone ORDER BY id"
+        );
+        let named = Named::from(&rows);
+        let (reasons, errors): (Vec<&str>, Vec<String>) = rows.into_iter().map(|(_, why)| why).unzip();
+        let work = sqlx::query(AssertSqlSafe(sql))
+            .bind(part)
+            .bind(named.ids)
+            .bind(named.times)
+            .bind(named.low)
+            .bind(named.high)
+            .bind(reasons)
+            .bind(errors)
+            .execute(&mut *connection);
+        moved += bounded(STATEMENT, work).await?.rows_affected();
+    }
+    Ok(moved)
+}
+
+/// Moves rows of sources that are not configured out of the way, each move being one transaction.
+pub(crate) async fn park(
+    connection: &mut PgConnection,
+    part: i16,
+    keys: &[RowKey],
+) -> Result<(), sqlx::Error> {
+    for (segment, keys) in by_segment(keys.iter().map(|key| (*key, ()))) {
+        let sql = format!(
+            "WITH gone AS (DELETE FROM usage_outbox_{segment} AS o \
+             USING unnest($2::bigint[], $3::timestamptz[]) AS k (id, emitted_at) \
+             WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at \
+             RETURNING o.*) \
+             INSERT INTO usage_outbox_waiting (part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload) \
+             SELECT part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload FROM gone ORDER BY id"
+        );
+        let named = Named::from(&keys);
+        let work = sqlx::query(AssertSqlSafe(sql))
+            .bind(part)
+            .bind(named.ids)
+            .bind(named.times)
+            .bind(named.low)
+            .bind(named.high)
+            .execute(&mut *connection);
+        bounded(STATEMENT, work).await?;
+    }
+    Ok(())
+}
+
+/// Moves up to `limit` waiting rows of the given sources back into the outbox, in one transaction. Returns how many.
+///
+/// They get new ids, since the floor has passed their old ones; their time stays.
+pub(crate) async fn unpark(
+    connection: &mut PgConnection,
+    sources: &[String],
+    without_source: bool,
+    limit: i64,
+) -> Result<u64, sqlx::Error> {
+    let work = sqlx::query(
+        "WITH back AS (DELETE FROM usage_outbox_waiting WHERE waiting_id IN (SELECT waiting_id FROM usage_outbox_waiting \
+         WHERE source = ANY ($1) OR ($2 AND source IS NULL) ORDER BY waiting_id LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING *) \
+         INSERT INTO usage_outbox (part, tenant_id, emitted_at, payload_type, source, traceparent, payload) \
+         SELECT part, tenant_id, emitted_at, payload_type, source, traceparent, payload FROM back ORDER BY waiting_id",
+    )
+    .bind(sources)
+    .bind(without_source)
+    .bind(limit)
+    .execute(connection);
+    Ok(bounded(STATEMENT, work).await?.rows_affected())
+}
+
+/// Waiting rows by source; counting ends at `most` rows.
+pub(crate) async fn waiting(
+    connection: &mut PgConnection,
+    most: i64,
+) -> Result<Vec<(Option<String>, i64)>, sqlx::Error> {
+    let work = sqlx::query_as(
+        "SELECT source, count(*) FROM (SELECT source FROM usage_outbox_waiting LIMIT $1) AS rows GROUP BY source",
+    )
+    .bind(most)
+    .fetch_all(connection);
+    bounded(STATEMENT, work).await
+}
+
+/// Rows by leaf: each statement names one leaf, so that its plan is an index scan of that leaf.
+fn by_segment<T>(keys: impl Iterator<Item = (RowKey, T)>) -> BTreeMap<i16, Vec<(RowKey, T)>> {
+    let mut segments: BTreeMap<i16, Vec<(RowKey, T)>> = BTreeMap::new();
+    for (key, rest) in keys {
+        segments.entry(key.segment).or_default().push((key, rest));
+    }
+    segments
+}
+
+/// The parameters that name rows of a leaf. The bounds keep a generic plan from walking the whole partition.
+struct Named {
+    ids: Vec<i64>,
+    times: Vec<PgTime>,
+    low: i64,
+    high: i64,
+}
+
+impl<T> From<&Vec<(RowKey, T)>> for Named {
+    fn from(keys: &Vec<(RowKey, T)>) -> Self {
+        let ids: Vec<i64> = keys.iter().map(|(key, _)| key.id).collect();
+        let low = ids.iter().copied().min().unwrap_or_default();
+        let high = ids.iter().copied().max().unwrap_or_default();
+        Self { ids, times: keys.iter().map(|(key, _)| key.emitted_at).collect(), low, high }
+    }
+}

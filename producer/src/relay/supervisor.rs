@@ -1,0 +1,370 @@
+//! Keeps leases, proves the floor, looks after the leaves, and has a worker for each partition that it holds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection, PgConnection};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use usage_service::config::KafkaConfig;
+use usage_service::retry::Backoff;
+use usage_service::{error_chain, metric_names};
+
+use super::floor::Rounds;
+use super::lease::{Held, Leases, working_time};
+use super::partition::{Orders, Worker};
+use super::session::{self, Database, ServerId};
+use super::{Horizon, Sender, Shared, Status, housekeeping, rows};
+
+/// How often the floor is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// How often free partitions are looked for, at most.
+const TAKE: Duration = Duration::from_secs(1);
+/// How often emptied leaves are truncated.
+const TRUNCATE: Duration = Duration::from_secs(5);
+/// How often rows are counted for the gauges.
+const COUNT: Duration = Duration::from_secs(10);
+/// Counting ends here; a gauge that says so is alarm enough.
+const COUNT_ROWS: i64 = 100_000;
+/// How often waiting rows are looked for whose source has a key now.
+const UNPARK: Duration = Duration::from_secs(30);
+const UNPARK_ROWS: i64 = 1_000;
+/// A stop that takes longer is cut.
+const JOIN_WITHIN: Duration = Duration::from_secs(9);
+
+/// A partition that this relay holds, and who works on it.
+struct Station {
+    held: Held,
+    valid_until: watch::Sender<Instant>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+pub(crate) struct Supervisor {
+    shared: Arc<Shared>,
+    database: Database,
+    kafka: KafkaConfig,
+    leases: Leases,
+    horizon: watch::Sender<Horizon>,
+    status: watch::Sender<Status>,
+    stations: BTreeMap<i16, Station>,
+    renew_at: Instant,
+}
+
+impl Supervisor {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        database: Database,
+        kafka: KafkaConfig,
+        owner: String,
+    ) -> (Self, watch::Receiver<Status>) {
+        let starting = || Some("starting".to_string());
+        let (status, seen) =
+            watch::channel(Status { database: starting(), kafka: starting(), partitions: Vec::new() });
+        let leases = Leases::new(owner, shared.settings.lease);
+        let supervisor = Self {
+            shared,
+            database,
+            kafka,
+            leases,
+            horizon: watch::Sender::new(Horizon::default()),
+            status,
+            stations: BTreeMap::new(),
+            renew_at: Instant::now(),
+        };
+        (supervisor, seen)
+    }
+
+    /// Runs until the shutdown. A lost database is looked for again, for ever; workers go on while their leases last.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+        while !shutdown.is_cancelled() {
+            let Some(error) = self.session(&shutdown, &mut backoff).await.err() else { break };
+            let (reason, wait) = (error_chain(&error), backoff.next());
+            tracing::warn!(error = reason, backoff_ms = wait.as_millis(), "relay lost the source database");
+            self.status.send_modify(|status| status.database = Some(reason));
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+        self.stop().await;
+    }
+
+    /// Works over one connection.
+    async fn session(
+        &mut self,
+        shutdown: &CancellationToken,
+        backoff: &mut Backoff,
+    ) -> Result<(), sqlx::Error> {
+        let mut connection = tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            connection = self.database.connect() => connection?,
+        };
+        let server = session::server_id(&mut connection).await?;
+        // Proofs belong to a connection: a new one begins a new round.
+        let mut rounds = Rounds::default();
+        self.horizon.send_replace(Horizon { server: Some(server.clone()), proven: 0 });
+        self.renew_at = Instant::now();
+        let lease_turn = (self.shared.settings.lease / 6).min(TAKE);
+        let (mut look, mut lease, mut truncate) = (every(LOOK), every(lease_turn), every(TRUNCATE));
+        let (mut count, mut unpark) = (every(COUNT), every(UNPARK));
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return Ok(()),
+                _ = lease.tick() => self.lease_turn(&mut connection).await?,
+                _ = look.tick() => self.look(&mut connection, &server, &mut rounds).await?,
+                _ = unpark.tick() => self.unpark(&mut connection).await?,
+                _ = truncate.tick() => {
+                    if self.holds_first() {
+                        let leaves = housekeeping::truncate_empty_leaves(&mut connection).await?;
+                        if leaves > 0 {
+                            tracing::debug!(leaves, "truncated emptied outbox leaves");
+                        }
+                    }
+                }
+                _ = count.tick() => {
+                    if self.holds_first() {
+                        self.count(&mut connection).await?;
+                    }
+                }
+            }
+            backoff.reset();
+            self.look_after_kafka();
+        }
+    }
+
+    /// What one relay does for all of them is done by the holder of partition 0.
+    fn holds_first(&self) -> bool {
+        self.stations.contains_key(&0)
+    }
+
+    async fn look(
+        &mut self,
+        connection: &mut PgConnection,
+        server: &ServerId,
+        rounds: &mut Rounds,
+    ) -> Result<(), sqlx::Error> {
+        let look = housekeeping::look(connection, self.shared.settings.lease).await?;
+        if look.server != *server {
+            return Err(sqlx::Error::Protocol("the connection leads to another server now".into()));
+        }
+        let before = rounds.proven();
+        let proven = rounds.observe(look.high, look.holders);
+        if proven > before {
+            self.horizon.send_modify(|horizon| horizon.proven = proven);
+        }
+        Ok(())
+    }
+
+    /// Prolongs leases, takes free partitions up to this relay's share, gives back what is above it.
+    async fn lease_turn(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        if Instant::now() >= self.renew_at {
+            // Before the statement: the lease runs from some moment after this one.
+            let asked = Instant::now();
+            let held = self.leases.renew(connection).await?;
+            self.renew_at = asked + self.shared.settings.lease / 3;
+            self.drop_lost(&held);
+            for station in self.stations.values() {
+                station.valid_until.send_replace(asked + working_time(self.shared.settings.lease));
+            }
+        }
+        self.replace_dead();
+        let share = self.leases.share(connection).await?;
+        while self.stations.len() < share {
+            let asked = Instant::now();
+            let Some(held) = self.leases.take(connection).await? else { break };
+            self.start(held, asked);
+        }
+        let excess: Vec<i16> = self.stations.keys().copied().skip(share).collect();
+        if !excess.is_empty() {
+            let mut given = Vec::new();
+            for part in excess {
+                if let Some(station) = self.stations.remove(&part) {
+                    given.push(station.held);
+                    station.stop.cancel();
+                    // It settles what is on its way by itself; deleting acknowledged rows needs no lease.
+                    tracing::info!(
+                        partition = part,
+                        epoch = station.held.epoch,
+                        "gives an outbox partition to another relay"
+                    );
+                }
+            }
+            self.leases.give_back(connection, &given).await?;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn start(&mut self, held: Held, asked: Instant) {
+        tracing::info!(partition = held.part, epoch = held.epoch, "took an outbox partition");
+        let valid_until = watch::Sender::new(asked + working_time(self.shared.settings.lease));
+        let stop = CancellationToken::new();
+        let orders = Orders {
+            horizon: self.horizon.subscribe(),
+            valid_until: valid_until.subscribe(),
+            stop: stop.clone(),
+        };
+        let worker = Worker::new(held.part, self.database.clone(), self.shared.clone(), orders);
+        let task = tokio::spawn(worker.run());
+        self.stations.insert(held.part, Station { held, valid_until, stop, task });
+    }
+
+    /// Lets go of partitions whose lease ran out before it could be prolonged.
+    fn drop_lost(&mut self, held: &[Held]) {
+        self.stations.retain(|part, station| {
+            let keeps = held.contains(&station.held);
+            if !keeps {
+                tracing::warn!(
+                    partition = part,
+                    epoch = station.held.epoch,
+                    "lost the lease of an outbox partition"
+                );
+                station.stop.cancel();
+            }
+            keeps
+        });
+    }
+
+    /// A worker never ends by itself; one that did has panicked.
+    fn replace_dead(&mut self) {
+        let dead: Vec<Held> = self
+            .stations
+            .values()
+            .filter(|station| station.task.is_finished())
+            .map(|station| station.held)
+            .collect();
+        for held in dead {
+            tracing::error!(
+                partition = held.part,
+                "the worker of an outbox partition has died; starting another"
+            );
+            if let Some(station) = self.stations.remove(&held.part) {
+                let asked = *station.valid_until.borrow() - working_time(self.shared.settings.lease);
+                self.start(held, asked);
+            }
+        }
+    }
+
+    /// Moves waiting rows back whose source has a key now.
+    async fn unpark(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let sources: Vec<String> = self.shared.sources.names().map(Into::into).collect();
+        let without_source = self.shared.sources.has_default();
+        loop {
+            let moved = rows::unpark(connection, &sources, without_source, UNPARK_ROWS).await?;
+            if moved == 0 {
+                return Ok(());
+            }
+            tracing::info!(rows = moved, "waiting outbox rows go on: their source is configured");
+            self.shared.waker.wake();
+            if Instant::now() >= self.renew_at {
+                // The rest comes later: leases go first.
+                return Ok(());
+            }
+        }
+    }
+
+    async fn count(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let pending = housekeeping::pending(connection, COUNT_ROWS).await?;
+        self.gauge(metric_names::OUTBOX_PENDING_ROWS, &pending);
+        let waiting = rows::waiting(connection, COUNT_ROWS).await?;
+        self.gauge(metric_names::OUTBOX_WAITING_ROWS, &waiting);
+        if !waiting.is_empty() {
+            tracing::error!(sources = ?waiting, "outbox rows wait for their source to be configured");
+        }
+        Ok(())
+    }
+
+    /// Sets a gauge of every configured source; all others are one.
+    fn gauge(&self, name: &'static str, rows: &[(Option<String>, i64)]) {
+        let sources = &self.shared.sources;
+        let of = |label: Option<&str>| -> i64 {
+            let same = |source: &Option<String>| {
+                sources.of(source.as_deref()).map(|source| source.name.as_str()) == label
+            };
+            rows.iter().filter(|(source, _)| same(source)).map(|(_, count)| count).sum()
+        };
+        let set = |label: String, count: i64| {
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            metrics::gauge!(name, "source_module" => label).set(count);
+        };
+        for source in sources.names() {
+            set(source.into(), of(Some(source)));
+        }
+        set("unknown".into(), of(None));
+    }
+
+    /// Makes a new producer if the old one has ended for good, and says how Kafka is.
+    fn look_after_kafka(&mut self) {
+        let sender = self.shared.sender();
+        if let Some(error) = sender.fatal_error() {
+            tracing::error!(error, "the kafka producer has failed for good; making another");
+            match Sender::new(&self.kafka, &self.shared.settings) {
+                Ok(sender) => self.shared.sender.store(Arc::new(sender)),
+                Err(error) => tracing::error!(error = %error_chain(&error), "can't make a kafka producer"),
+            }
+        }
+        let kafka =
+            sender.partitions().is_none().then(|| "the topic's partition count is not known".to_string());
+        self.status.send_if_modified(|status| {
+            let changed = status.kafka != kafka;
+            status.kafka = kafka;
+            changed
+        });
+    }
+
+    fn publish(&self) {
+        let partitions: Vec<i16> = self.stations.keys().copied().collect();
+        self.status.send_if_modified(|status| {
+            let changed = status.database.is_some() || status.partitions != partitions;
+            status.database = None;
+            status.partitions.clone_from(&partitions);
+            changed
+        });
+    }
+
+    /// Stops the workers, then gives the leases back, so that another relay need not wait for them to run out.
+    async fn stop(&mut self) {
+        let stations = std::mem::take(&mut self.stations);
+        for station in stations.values() {
+            station.stop.cancel();
+        }
+        let deadline = tokio::time::Instant::now() + JOIN_WITHIN;
+        let mut held = Vec::new();
+        for (part, mut station) in stations {
+            held.push(station.held);
+            if tokio::time::timeout_at(deadline, &mut station.task).await.is_err() {
+                tracing::warn!(
+                    partition = part,
+                    "an outbox partition did not settle in time; its last rows are sent again"
+                );
+                station.task.abort();
+            }
+        }
+        let farewell = async {
+            let mut connection = self.database.connect().await?;
+            self.leases.give_back(&mut connection, &held).await?;
+            self.leases.leave(&mut connection).await?;
+            connection.close().await
+        };
+        match tokio::time::timeout(Duration::from_secs(2), farewell).await {
+            Ok(Ok(())) => tracing::info!(partitions = held.len(), "relay stopped"),
+            Ok(Err(error)) => {
+                tracing::warn!(error = %error_chain(&error), "leases were not given back; they run out")
+            }
+            Err(_) => tracing::warn!("leases were not given back; they run out"),
+        }
+        self.publish();
+    }
+}
+
+fn every(period: Duration) -> Interval {
+    let mut interval = tokio::time::interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
