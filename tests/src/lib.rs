@@ -1,1 +1,9 @@
-//! placeholder
+//! The system as a whole: a usage source with its own truth, the workloads it plays, the API's answers, and the difference.
+
+pub mod answers;
+pub mod pipeline;
+pub mod report;
+pub mod source;
+pub mod topic;
+pub mod trace;
+pub mod workload;

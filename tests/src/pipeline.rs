@@ -1,0 +1,241 @@
+//! A whole pipeline of real processes on the run's servers: databases, topics and keys of its own.
+
+mod process;
+mod stack;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _};
+use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, JWKS_FILE, SIGNING_FILE, Scopes, TokenSigner};
+use usage_devstack::testing;
+use uuid::Uuid;
+
+use crate::answers::Api;
+use crate::source::{self, Totals};
+use crate::workload::SOURCE;
+
+pub use process::Process;
+pub use stack::{RelayAgain, stack_api};
+
+/// The signing key of the source `demo`: id and hex digits.
+pub const SOURCE_KEY: (&str, &str) =
+    ("demo-1", "5a0f1c2e7b10190f3c26f1e7a449d3b5a1f0c2e7b10166c6c6d2d6761746577a");
+
+/// Usage types that every pipeline knows.
+const TYPES: &[(&str, &str, &str)] = &[
+    ("llm.requests", "counter", "requests"),
+    ("llm.input_tokens", "counter", "tokens"),
+    ("llm.output_tokens", "counter", "tokens"),
+    ("gpu.utilization", "gauge", "percent"),
+];
+
+/// All time that a test emits into.
+pub const RANGE: (&str, &str) = ("2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z");
+
+/// What differs from one pipeline to another.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// ClickHouse's URL, if not the run's.
+    pub clickhouse_url: Option<String>,
+    /// More settings of the consumer: `path = value` in TOML, grouped by section.
+    pub consumer: BTreeMap<&'static str, Vec<String>>,
+    /// Partitions of the topics.
+    pub partitions: Option<u32>,
+}
+
+/// Databases, topics, keys and configuration files of one pipeline; processes are started one by one.
+pub struct Pipeline {
+    /// Part of every name that this pipeline owns.
+    pub id: String,
+    /// The source's database.
+    pub source: PgPool,
+    env: BTreeMap<String, String>,
+    options: Options,
+    bins: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Pipeline {
+    /// Makes everything but the processes.
+    pub async fn prepare(options: Options) -> anyhow::Result<Self> {
+        let id = Uuid::new_v4().simple().to_string()[..12].to_string();
+        let dir = tempfile::Builder::new().prefix("usage-pipeline-").tempdir()?;
+        let control = create_database(&testing::control_database_url(), &format!("control_{id}")).await?;
+        let source_url = create_database(&testing::source_database_url(), &format!("source_{id}")).await?;
+        let clickhouse = options.clickhouse_url.clone().unwrap_or_else(testing::clickhouse_url);
+        let mut env: BTreeMap<String, String> = [
+            ("USAGE_KAFKA_BROKERS", testing::kafka_brokers()),
+            ("USAGE_KAFKA_RECORDS_TOPIC", format!("usage.records.{id}")),
+            ("USAGE_KAFKA_DEAD_LETTERS_TOPIC", format!("usage.dead-letters.{id}")),
+            ("USAGE_CLICKHOUSE_URL", clickhouse),
+            ("USAGE_CLICKHOUSE_DATABASE", format!("usage_{id}")),
+            ("USAGE_CONTROL_DATABASE_URL", control),
+            ("USAGE_SOURCE_DATABASE_URL", source_url.clone()),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into();
+        for user in ["WRITER", "READER", "MAINTENANCE"] {
+            env.insert(format!("USAGE_CLICKHOUSE_{user}_PASSWORD"), "usage".into());
+        }
+        let source = PgPoolOptions::new().max_connections(16).connect(&source_url).await?;
+        let pipeline = Self { id, source, env, options, bins: bins()?, dir };
+        pipeline.install().await?;
+        Ok(pipeline)
+    }
+
+    async fn install(&self) -> anyhow::Result<()> {
+        let keys = self.keys().to_string_lossy().into_owned();
+        let partitions = self.options.partitions.unwrap_or(12).to_string();
+        self.usagectl(&["keys", "generate", "--dir", &keys])?;
+        self.usagectl(&["control", "migrate"])?;
+        self.usagectl(&["topics", "create", "--partitions", &partitions])?;
+        self.usagectl(&["storage", "migrate"])?;
+        self.usagectl(&["outbox", "migrate"])?;
+        self.usagectl(&["source", "add", SOURCE, "--key-id", SOURCE_KEY.0, "--key-hex", SOURCE_KEY.1])?;
+        for (name, kind, unit) in TYPES {
+            self.usagectl(&["types", "add", name, "--kind", kind, "--unit", unit])?;
+        }
+        source::migrate(&self.source).await
+    }
+
+    /// Runs usagectl on this pipeline; returns what it printed.
+    pub fn usagectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = Command::new(self.bins.join("usagectl"))
+            .args(arguments)
+            .envs(&self.env)
+            .current_dir(self.dir.path())
+            .output()
+            .context("can't run usagectl")?;
+        if !output.status.success() {
+            bail!("usagectl {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Starts a worker and waits until it says that it is ready.
+    pub fn consumer(&self) -> anyhow::Result<Process> {
+        self.start("usage-consumer", &self.options.consumer)
+    }
+
+    /// Starts a relay and waits until it says that it is ready.
+    pub fn relay(&self) -> anyhow::Result<Process> {
+        let (key_id, key) = SOURCE_KEY;
+        let text = format!(
+            "[relay]\ndefault_source = \"{SOURCE}\"\n\n[[relay.sources]]\nname = \"{SOURCE}\"\nkey_id = \"{key_id}\"\nkey = \"{key}\"\n"
+        );
+        self.start_with("usage-relay", &text)
+    }
+
+    /// Starts the API; the caller of it mints tokens of this pipeline's key.
+    pub fn query_api(&self) -> anyhow::Result<(Process, Api)> {
+        let port = usage_devstack::ports::free()?;
+        let jwks = self.keys().join(JWKS_FILE);
+        let text = format!(
+            "[api]\nlisten = \"127.0.0.1:{port}\"\ncursor_key = \"{}\"\n\n[auth]\nkey_file = {:?}\n",
+            SOURCE_KEY.1, jwks
+        );
+        let process = self.start_with("usage-query-api", &text)?;
+        Ok((process, api(format!("http://127.0.0.1:{port}"), &self.keys().join(SIGNING_FILE))?))
+    }
+
+    fn start(
+        &self,
+        program: &str,
+        sections: &BTreeMap<&'static str, Vec<String>>,
+    ) -> anyhow::Result<Process> {
+        let text: Vec<String> =
+            sections.iter().map(|(name, lines)| format!("[{name}]\n{}\n", lines.join("\n"))).collect();
+        self.start_with(program, &text.join("\n"))
+    }
+
+    fn start_with(&self, program: &str, config: &str) -> anyhow::Result<Process> {
+        let path = self.dir.path().join(format!("{program}-{}.toml", Uuid::new_v4().simple()));
+        std::fs::write(&path, config)?;
+        Process::start(&self.bins.join(program), &path, &self.env)
+    }
+
+    /// Records, relay, worker and API at work.
+    pub fn run(&self) -> anyhow::Result<Running> {
+        let relay = self.relay()?;
+        let consumer = self.consumer()?;
+        let (query_api, api) = self.query_api()?;
+        Ok(Running { relay, consumer, query_api, api })
+    }
+
+    /// Name of the topic of records.
+    pub fn records_topic(&self) -> &str {
+        &self.env["USAGE_KAFKA_RECORDS_TOPIC"]
+    }
+
+    /// Name of the topic of dead letters.
+    pub fn dead_letters_topic(&self) -> &str {
+        &self.env["USAGE_KAFKA_DEAD_LETTERS_TOPIC"]
+    }
+
+    /// Name of the database in ClickHouse.
+    pub fn clickhouse_database(&self) -> &str {
+        &self.env["USAGE_CLICKHOUSE_DATABASE"]
+    }
+
+    fn keys(&self) -> PathBuf {
+        self.dir.path().join("keys")
+    }
+
+    /// Waits until the answers equal the source's truth; fails with every difference otherwise.
+    pub async fn judge(&self, api: &Api, within: Duration) -> anyhow::Result<Totals> {
+        let truth = source::truth(&self.source).await?;
+        if truth.is_empty() {
+            bail!("the source has no truth to compare with");
+        }
+        let answers = api.settle(&truth, RANGE.0, RANGE.1, within).await?;
+        let differences = crate::answers::differences(&truth, &answers);
+        if !differences.is_empty() {
+            bail!("{} totals differ:\n{}", differences.len(), differences.join("\n"));
+        }
+        Ok(truth)
+    }
+}
+
+/// One process of each kind, and the API's caller.
+pub struct Running {
+    pub relay: Process,
+    pub consumer: Process,
+    pub query_api: Process,
+    pub api: Api,
+}
+
+/// A caller whose tokens are signed with this key.
+fn api(url: String, signing_key: &Path) -> anyhow::Result<Api> {
+    let signer = TokenSigner::from_file(signing_key, DEFAULT_ISSUER, DEFAULT_AUDIENCE)?;
+    let token = move |tenant_id: Uuid| {
+        let ttl = Duration::from_secs(3_600);
+        let claims = Claims { tenant_id, subject_id: None, subject_type: None, scopes: Scopes::all(), ttl };
+        Ok(signer.sign(&claims)?)
+    };
+    Api::new(url, Box::new(token))
+}
+
+/// Makes a database beside the one that the URL names; returns its URL.
+async fn create_database(url: &str, name: &str) -> anyhow::Result<String> {
+    let mut connection =
+        PgConnection::connect(url).await.with_context(|| format!("can't connect for {name}"))?;
+    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
+    connection.close().await?;
+    let (server, _) = url.rsplit_once('/').context("a database URL ends with /NAME")?;
+    Ok(format!("{server}/{name}"))
+}
+
+/// Where the programs are: `$USAGE_BIN_DIR`, else beside this program.
+fn bins() -> anyhow::Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("USAGE_BIN_DIR").filter(|dir| !dir.is_empty()) {
+        return Ok(dir.into());
+    }
+    let program = std::env::current_exe()?;
+    let dir = program.parent().context("this program is in no directory")?;
+    Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir).into() } else { dir.into() })
+}

@@ -1,0 +1,123 @@
+//! Topics as Kafka's own tools see them: read to the end, write plain messages.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use usage_devstack::testing;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A message, owned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Letter {
+    pub partition: i32,
+    pub offset: i64,
+    pub key: Option<Vec<u8>>,
+    pub value: Option<Vec<u8>>,
+    pub headers: BTreeMap<String, String>,
+}
+
+impl Letter {
+    /// The text of a header, empty if there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+}
+
+/// Everything that is in the topic now.
+pub fn read_all(topic: &str) -> anyhow::Result<Vec<Letter>> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", testing::kafka_brokers())
+        .set("group.id", "usage-tests-reader")
+        .set("enable.auto.commit", "false")
+        .set("isolation.level", "read_committed")
+        .create()?;
+    let metadata = consumer.fetch_metadata(Some(topic), TIMEOUT).context("metadata")?;
+    let partitions: Vec<i32> = metadata
+        .topics()
+        .iter()
+        .flat_map(|topic| topic.partitions())
+        .map(|partition| partition.id())
+        .collect();
+    let mut ends = BTreeMap::new();
+    let mut assignment = TopicPartitionList::new();
+    for partition in partitions {
+        let (low, high) = consumer.fetch_watermarks(topic, partition, TIMEOUT).context("watermarks")?;
+        if low < high {
+            ends.insert(partition, high);
+            assignment.add_partition_offset(topic, partition, Offset::Offset(low))?;
+        }
+    }
+    consumer.assign(&assignment)?;
+    let mut letters = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while !ends.is_empty() {
+        if Instant::now() > deadline {
+            bail!("{topic} was not read to its end in {TIMEOUT:?}: {ends:?} are open");
+        }
+        let Some(message) = consumer.poll(Duration::from_millis(200)) else { continue };
+        let message = message?;
+        if ends.get(&message.partition()).is_some_and(|end| message.offset() + 1 >= *end) {
+            ends.remove(&message.partition());
+        }
+        letters.push(Letter {
+            partition: message.partition(),
+            offset: message.offset(),
+            key: message.key().map(Into::into),
+            value: message.payload().map(Into::into),
+            headers: message.headers().into_iter().flat_map(|headers| headers.iter()).map(text).collect(),
+        });
+    }
+    Ok(letters)
+}
+
+fn text(header: Header<'_, &[u8]>) -> (String, String) {
+    (
+        header.key.into(),
+        header.value.map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default(),
+    )
+}
+
+/// Reads the topic again and again until it holds `count` messages.
+pub async fn await_count(topic: &str, count: usize, within: Duration) -> anyhow::Result<Vec<Letter>> {
+    let deadline = Instant::now() + within;
+    let mut every = tokio::time::interval(Duration::from_millis(300));
+    loop {
+        every.tick().await;
+        let letters = read_all(topic)?;
+        if letters.len() >= count {
+            return Ok(letters);
+        }
+        if Instant::now() > deadline {
+            bail!("{topic} holds {} messages after {within:?}, not {count}", letters.len());
+        }
+    }
+}
+
+/// Writes one message as any producer could.
+pub async fn write(
+    topic: &str,
+    partition: Option<i32>,
+    key: Option<&[u8]>,
+    value: Option<&[u8]>,
+    headers: &[(&str, &str)],
+) -> anyhow::Result<()> {
+    let producer: FutureProducer =
+        ClientConfig::new().set("bootstrap.servers", testing::kafka_brokers()).set("acks", "all").create()?;
+    let mut all = OwnedHeaders::new();
+    for (key, value) in headers {
+        all = all.insert(Header { key, value: Some(*value) });
+    }
+    let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(all);
+    record.partition = partition;
+    record.key = key;
+    record.payload = value;
+    producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    Ok(())
+}
