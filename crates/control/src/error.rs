@@ -39,7 +39,9 @@ impl ControlError {
             Self::Database(error) => sqlx_may_pass(error),
             Self::Timeout(_) => true,
             Self::Migrate(error) => match &**error {
-                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => sqlx_may_pass(error),
+                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+                    sqlx_may_pass(error)
+                }
                 _ => false,
             },
             _ => false,
@@ -80,7 +82,12 @@ fn sqlstate_may_pass(code: &str) -> bool {
         // read_only_sql_transaction (a primary that just became a standby), idle_in_transaction_session_timeout
         "40001" | "40P01" | "55P03" | "57014" | "25006" | "25P03" => true,
         // connection, insufficient resources, operator intervention (shutdown, crash, starting up), input and output
-        _ => code.starts_with("08") || code.starts_with("53") || code.starts_with("57P0") || code.starts_with("58"),
+        _ => {
+            code.starts_with("08")
+                || code.starts_with("53")
+                || code.starts_with("57P0")
+                || code.starts_with("58")
+        }
     }
 }
 
@@ -90,7 +97,9 @@ mod tests {
 
     #[test]
     fn sorts_sqlstates() {
-        for code in ["08006", "08001", "53300", "53100", "57P01", "57P02", "57P03", "40001", "40P01", "55P03", "57014"] {
+        for code in [
+            "08006", "08001", "53300", "53100", "57P01", "57P02", "57P03", "40001", "40P01", "55P03", "57014",
+        ] {
             assert!(sqlstate_may_pass(code), "{code}");
         }
         for code in ["23505", "23514", "42P01", "42703", "28P01", "3D000", "22003", "XX000", "25P02", ""] {

@@ -115,7 +115,10 @@ impl Control {
         &self.pool
     }
 
-    async fn within<T>(&self, work: impl Future<Output = Result<T, ControlError>>) -> Result<T, ControlError> {
+    async fn within<T>(
+        &self,
+        work: impl Future<Output = Result<T, ControlError>>,
+    ) -> Result<T, ControlError> {
         tokio::time::timeout(CALL_WITHIN, work).await.map_err(|_| ControlError::Timeout(CALL_WITHIN))?
     }
 }

@@ -25,12 +25,15 @@ impl Control {
         let recorded = self.within(async {
             let mut transaction = self.pool.begin().await?;
             // The count belongs to the state: if another process is first with another count, this one must leave no trace.
-            sqlx::query("LOCK TABLE partition_state IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
+            sqlx::query("LOCK TABLE partition_state IN SHARE ROW EXCLUSIVE MODE")
+                .execute(&mut *transaction)
+                .await?;
             let current = sqlx::query_scalar("SELECT current FROM partition_state");
             if let Some(recorded) = current.fetch_optional(&mut *transaction).await? {
                 return Ok(recorded);
             }
-            let known = sqlx::query("INSERT INTO partition_counts (count) VALUES ($1) ON CONFLICT DO NOTHING");
+            let known =
+                sqlx::query("INSERT INTO partition_counts (count) VALUES ($1) ON CONFLICT DO NOTHING");
             known.bind(count).execute(&mut *transaction).await?;
             let state = sqlx::query("INSERT INTO partition_state (current) VALUES ($1)");
             state.bind(count).execute(&mut *transaction).await?;

@@ -120,7 +120,12 @@ impl Control {
     ///
     /// # Errors
     /// [`ControlError::Invalid`] for an empty gap; what the database says.
-    pub async fn record_gap(&self, partition: i32, from_offset: i64, to_offset: i64) -> Result<(), ControlError> {
+    pub async fn record_gap(
+        &self,
+        partition: i32,
+        from_offset: i64,
+        to_offset: i64,
+    ) -> Result<(), ControlError> {
         if from_offset >= to_offset {
             return Err(ControlError::invalid("to_offset", "must be after from_offset"));
         }

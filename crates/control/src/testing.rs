@@ -27,7 +27,10 @@ impl TestDatabase {
         let name = format!("test_{}", Uuid::new_v4().simple());
         let mut connection = server.connect().await.expect("the test's Postgres server answers");
         let create = format!("CREATE DATABASE {name} TEMPLATE template0");
-        sqlx::query(AssertSqlSafe(create)).execute(&mut connection).await.expect("the role may create databases");
+        sqlx::query(AssertSqlSafe(create))
+            .execute(&mut connection)
+            .await
+            .expect("the role may create databases");
         connection.close().await.expect("the connection ends");
         let url = with_name(url, &name);
         Self { server, name, url }
@@ -92,6 +95,9 @@ mod tests {
     fn replaces_the_database_of_a_url() {
         assert_eq!(with_name("postgres://u:p@h:5/old", "new"), "postgres://u:p@h:5/new");
         assert_eq!(with_name("postgres://u@h", "new"), "postgres://u@h/new");
-        assert_eq!(with_name("postgres://h/old?sslmode=disable&a=b/c", "new"), "postgres://h/new?sslmode=disable&a=b/c");
+        assert_eq!(
+            with_name("postgres://h/old?sslmode=disable&a=b/c", "new"),
+            "postgres://h/new?sslmode=disable&a=b/c"
+        );
     }
 }

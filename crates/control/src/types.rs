@@ -97,10 +97,14 @@ impl NewUsageType {
         usage_schemas::validate::name("name", &self.name)
             .map_err(|invalid| ControlError::invalid("name", invalid.detail))?;
         let plain = |text: &str, most: usize| {
-            (1..=most).contains(&text.chars().count()) && !text.chars().any(char::is_control) && text.trim() == text
+            (1..=most).contains(&text.chars().count())
+                && !text.chars().any(char::is_control)
+                && text.trim() == text
         };
         if !plain(&self.unit, UNIT_CHARACTERS) {
-            let detail = format!("1 to {UNIT_CHARACTERS} characters, none of them a control character, no space at the ends");
+            let detail = format!(
+                "1 to {UNIT_CHARACTERS} characters, none of them a control character, no space at the ends"
+            );
             return Err(ControlError::invalid("unit", detail));
         }
         if let Some(text) = &self.description
@@ -142,7 +146,8 @@ impl Control {
             return Ok(Registration::Created(created));
         }
         // Types are never deleted, so what was in the way is there to be read.
-        let found = self.usage_type(&new.name).await?.ok_or(ControlError::Database(sqlx::Error::RowNotFound))?;
+        let found =
+            self.usage_type(&new.name).await?.ok_or(ControlError::Database(sqlx::Error::RowNotFound))?;
         Ok(if new.is(&found) { Registration::Unchanged(found) } else { Registration::Different(found) })
     }
 

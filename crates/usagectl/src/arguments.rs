@@ -1,0 +1,248 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use usage_access::Scopes;
+use usage_schemas::names::{DEAD_LETTERS_TOPIC, RECORDS_TOPIC};
+use usage_service::config::Cli;
+use uuid::Uuid;
+
+use crate::parse;
+
+/// Operates the usage collector.
+///
+/// Addresses come from a configuration file or from USAGE_KAFKA_BROKERS, USAGE_CLICKHOUSE_URL, USAGE_CONTROL_DATABASE_URL and
+/// USAGE_SOURCE_DATABASE_URL; docs/config.md lists all settings.
+#[derive(Debug, Parser)]
+#[command(name = "usagectl", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// Overrides one setting, e.g. --set kafka.brokers=127.0.0.1:9092
+    #[arg(long, value_name = "PATH=VALUE", global = true)]
+    set: Vec<String>,
+    /// Prints the resolved configuration with secrets hidden and ends
+    #[arg(long, global = true)]
+    check_config: bool,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+impl Arguments {
+    /// The part that the configuration needs.
+    pub fn configuration(&self) -> Cli {
+        Cli { config: self.config.clone(), set: self.set.clone(), check_config: self.check_config }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The topics of records and dead letters
+    #[command(subcommand)]
+    Topics(Topics),
+    /// The control database
+    #[command(subcommand)]
+    Control(Migrate),
+    /// Records and rollups in storage
+    #[command(subcommand)]
+    Storage(Migrate),
+    /// The outbox in the source's database
+    #[command(subcommand)]
+    Outbox(Migrate),
+    /// Usage sources and the keys they sign with
+    #[command(subcommand)]
+    Source(Source),
+    /// Usage types
+    #[command(subcommand)]
+    Types(Types),
+    /// Keys that sign and verify tokens
+    #[command(subcommand)]
+    Keys(Keys),
+    /// Prints a token for the local stack
+    Token(Token),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Topics {
+    /// Creates both topics, or checks that existing ones have the settings the protocol needs; records the partition count
+    Create(TopicsCreate),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopicsCreate {
+    /// Partitions of each topic [default: the recorded count, else 12]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    pub partitions: Option<i32>,
+    /// Copies of each partition [default: 3, or as many as there are brokers]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=100))]
+    pub replication: Option<i32>,
+    /// Name of the topic of records
+    #[arg(long, value_name = "NAME", default_value = RECORDS_TOPIC)]
+    pub records: String,
+    /// Name of the topic of dead letters
+    #[arg(long, value_name = "NAME", default_value = DEAD_LETTERS_TOPIC)]
+    pub dead_letters: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Migrate {
+    /// Brings the tables up to date; several processes may do so at once
+    Migrate,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Source {
+    /// Adds a signing key of a source
+    Add(SourceAdd),
+    /// Lists sources and their keys, without the keys themselves
+    List(List),
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("key").required(true).args(["key_hex", "generate"]))]
+pub(crate) struct SourceAdd {
+    /// Name of the source, as in the records' `source`
+    #[arg(value_name = "NAME", value_parser = parse::name)]
+    pub name: String,
+    /// Id of the key, as messages carry it
+    #[arg(long, value_name = "ID")]
+    pub key_id: String,
+    /// The key in hex, at least 16 bytes; - reads it from standard input, where other users can't see it
+    #[arg(long, value_name = "HEX", value_parser = parse::hex_or_dash)]
+    pub key_hex: Option<parse::HexKey>,
+    /// Makes a key of 32 random bytes and prints it
+    #[arg(long)]
+    pub generate: bool,
+    /// First broker timestamp at which it may sign [default: any]
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
+    pub valid_from: Option<i64>,
+    /// Broker timestamp from which on it may not sign any more; must outlast the topic's retention [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse::time)]
+    pub valid_until: Option<i64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Prints JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Types {
+    /// Registers a usage type; the same one again changes nothing
+    Add(TypesAdd),
+    /// Lists the usage types
+    List(List),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TypesAdd {
+    /// Name, as in the records' `metric`
+    #[arg(value_name = "NAME", value_parser = parse::name)]
+    pub name: String,
+    /// Whether values add up (counter) or are samples of a level (gauge)
+    #[arg(long)]
+    pub kind: Kind,
+    /// What a value of 1 is, e.g. token, second, byte
+    #[arg(long)]
+    pub unit: String,
+    /// For people
+    #[arg(long)]
+    pub description: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Keys {
+    /// Makes an Ed25519 key pair: signing.pem and jwks.json; keys that are there stay
+    Generate {
+        /// Where to put them
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// Tenant that the token speaks for
+    #[arg(long, value_name = "UUID", value_parser = parse::uuid)]
+    pub tenant: Uuid,
+    /// Subject that the token speaks for
+    #[arg(long, value_name = "UUID", value_parser = parse::uuid)]
+    pub subject: Option<Uuid>,
+    /// What the subject is
+    #[arg(long, value_name = "NAME", value_parser = parse::name, requires = "subject")]
+    pub subject_type: Option<String>,
+    /// What it allows, words with spaces between, e.g. "usage:read usage:types" [default: everything]
+    #[arg(long, value_name = "WORDS", value_parser = parse::scopes)]
+    pub scope: Option<Scopes>,
+    /// How long it is valid
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse::ttl)]
+    pub ttl: Duration,
+    /// Private key [default: token.key_file]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    fn refused(line: &str) -> String {
+        let words = std::iter::once("usagectl").chain(line.split_whitespace());
+        let error = Arguments::try_parse_from(words).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{line}");
+        error.to_string()
+    }
+
+    #[test]
+    fn wrong_input_names_the_argument() {
+        for (line, part) in [
+            ("token", "--tenant"),
+            ("token --tenant 1", "--tenant"),
+            ("token --tenant 00000000-0000-0000-0000-000000000000", "nil"),
+            ("token --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --scope usage:raed", "usage:read"),
+            ("token --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --ttl 1", "--ttl"),
+            ("token --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --ttl 100ms", "at least 1s"),
+            ("token --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --subject-type user", "--subject"),
+            ("topics create --partitions 0", "--partitions"),
+            ("topics create --replication x", "--replication"),
+            ("source add demo --key-id k", "--key-hex"),
+            ("source add demo --key-id k --generate --key-hex 00", "--generate"),
+            ("source add Demo --key-id k --generate", "NAME"),
+            ("source add demo --key-id k --key-hex 0g", "--key-hex"),
+            ("source add demo --key-id k --key-hex 000102", "at least 16 bytes"),
+            ("source add demo --key-id k --generate --valid-from yesterday", "--valid-from"),
+            ("types add tokens --kind sum --unit token", "--kind"),
+            ("types add tokens --kind counter", "--unit"),
+            ("keys generate", "--dir"),
+            ("topic create", "topics"),
+        ] {
+            let text = refused(line);
+            assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");
+        }
+    }
+
+    #[test]
+    fn configuration_may_follow_the_command() {
+        let words = ["usagectl", "topics", "create", "--set", "kafka.brokers=k:1", "--config", "f.toml"];
+        let cli = Arguments::try_parse_from(words).unwrap().configuration();
+        assert_eq!((cli.set, cli.config), (vec!["kafka.brokers=k:1".to_string()], Some("f.toml".into())));
+    }
+}

@@ -1,0 +1,42 @@
+//! What each command does.
+
+mod keys;
+mod migrate;
+mod source;
+mod topics;
+mod types;
+
+use usage_control::Control;
+use usage_service::config::{DatabaseConfig, Resolved};
+
+use crate::WrongInput;
+use crate::arguments::{Arguments, Command, Keys, Migrate, Source, Topics, Types};
+use crate::settings::SETTINGS;
+
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let cli = arguments.configuration();
+    let config = Resolved::partial(SETTINGS, &cli)?;
+    if cli.check_config {
+        print!("{config}");
+        return Ok(());
+    }
+    let missing = || WrongInput { argument: "COMMAND", detail: "none given; see usagectl --help".into() };
+    match arguments.command.ok_or_else(missing)? {
+        Command::Topics(Topics::Create(options)) => topics::create(&config, &options).await,
+        Command::Control(Migrate::Migrate) => migrate::control(&config).await,
+        Command::Storage(Migrate::Migrate) => migrate::storage(&config).await,
+        Command::Outbox(Migrate::Migrate) => migrate::outbox(&config).await,
+        Command::Source(Source::Add(options)) => source::add(&config, options).await,
+        Command::Source(Source::List(options)) => source::list(&config, &options).await,
+        Command::Types(Types::Add(options)) => types::add(&config, options).await,
+        Command::Types(Types::List(options)) => types::list(&config, &options).await,
+        Command::Keys(Keys::Generate { dir }) => keys::generate(&dir),
+        Command::Token(options) => keys::token(&config, options),
+    }
+}
+
+/// The control database of the configuration.
+async fn control(config: &Resolved) -> anyhow::Result<Control> {
+    let database: DatabaseConfig = config.section("control_database")?;
+    Ok(Control::connect(&database.url).await?)
+}

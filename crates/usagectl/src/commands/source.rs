@@ -1,0 +1,90 @@
+//! `usagectl source add` and `source list`.
+
+use std::io::Read as _;
+
+use rand::RngCore as _;
+use secrecy::{ExposeSecret as _, SecretSlice};
+use usage_control::{ControlError, Placed, SourceKey};
+use usage_service::config::Resolved;
+
+use crate::WrongInput;
+use crate::arguments::{List, SourceAdd};
+use crate::{output, parse};
+
+/// Adds a key. The same key again changes nothing unless a validity is given: a stack that comes up again must not make a key valid
+/// that an operator has ended.
+pub(super) async fn add(config: &Resolved, options: SourceAdd) -> anyhow::Result<()> {
+    let key = match options.key_hex {
+        Some(parse::HexKey::Given(key)) => key,
+        Some(parse::HexKey::StandardInput) => read_key()?,
+        None => random_key(),
+    };
+    let control = super::control(config).await?;
+    let found = control.source_key(&options.name, &options.key_id).await?;
+    let same = found.as_ref().is_some_and(|found| found.key.expose_secret() == key.expose_secret());
+    if same && options.valid_from.is_none() && options.valid_until.is_none() {
+        println!("key {} of source {} is there already", options.key_id, options.name);
+        return Ok(());
+    }
+    let new = SourceKey {
+        source: options.name,
+        key_id: options.key_id,
+        key,
+        // A key that only begins now would refuse what it signed a moment ago by another clock.
+        valid_from: options.valid_from.or_else(|| found.as_ref().map(|found| found.valid_from)).unwrap_or(0),
+        valid_until: options.valid_until.or_else(|| found.and_then(|found| found.valid_until)),
+    };
+    let placed = control.put_source_key(&new).await.map_err(wrong_input)?;
+    let did = if placed == Placed::Created { "added" } else { "changed the validity of" };
+    println!("{did} key {} of source {}", new.key_id, new.source);
+    if options.generate {
+        println!("{}", parse::to_hex(new.key.expose_secret()));
+    }
+    Ok(())
+}
+
+/// Bounds that only the control database checks are still about an argument.
+fn wrong_input(error: ControlError) -> anyhow::Error {
+    match error {
+        ControlError::Invalid { field: "key_id", detail } => {
+            WrongInput { argument: "--key-id", detail }.into()
+        }
+        ControlError::Invalid { field: "valid_until", detail } => {
+            WrongInput { argument: "--valid-until", detail }.into()
+        }
+        other => other.into(),
+    }
+}
+
+fn read_key() -> anyhow::Result<SecretSlice<u8>> {
+    let mut text = String::new();
+    std::io::stdin().lock().read_to_string(&mut text)?;
+    Ok(parse::hex(text.trim()).map_err(|detail| WrongInput { argument: "--key-hex", detail })?)
+}
+
+fn random_key() -> SecretSlice<u8> {
+    let mut key = vec![0; 32];
+    rand::rng().fill_bytes(&mut key);
+    key.into()
+}
+
+pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()> {
+    let keys = super::control(config).await?.source_keys().await?;
+    if options.json {
+        let rows = keys.iter().map(|key| {
+            serde_json::json!({
+                "source": key.source,
+                "key_id": key.key_id,
+                "valid_from": output::time(key.valid_from),
+                "valid_until": key.valid_until.map(output::time),
+            })
+        });
+        return output::json(&rows.collect::<Vec<_>>());
+    }
+    let rows = keys.into_iter().map(|key| {
+        let until = key.valid_until.map_or_else(|| "for ever".to_string(), output::time);
+        vec![key.source, key.key_id, output::time(key.valid_from), until]
+    });
+    output::table(&["SOURCE", "KEY", "VALID FROM", "VALID UNTIL"], rows);
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What the topics must be like.
+
+use std::collections::HashMap;
+
+use crate::arguments::TopicsCreate;
+
+/// A topic as the protocol needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Topic {
+    pub name: String,
+    pub partitions: i32,
+    pub replication: i32,
+    pub settings: Vec<(&'static str, String)>,
+}
+
+/// A topic as it is; `None` for a setting that Kafka does not tell.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub partitions: i32,
+    pub replication: i32,
+    pub settings: HashMap<&'static str, Option<String>>,
+}
+
+const DAY_MS: i64 = 24 * 60 * 60 * 1_000;
+const RECORDS_RETENTION_MS: i64 = 14 * DAY_MS;
+const FOR_EVER: i64 = -1;
+/// A dead letter is the message as it was with more headers, so its topic must take what the other one just took. Kafka's own bound
+/// is 1 MiB and 12 bytes.
+const DEAD_LETTER_BYTES: i64 = 2 << 20;
+
+impl Topic {
+    /// The topic of records and the topic of dead letters.
+    pub fn both(options: &TopicsCreate, partitions: i32, replication: i32) -> [Self; 2] {
+        let topic = |name: &str, retention_ms: i64, more: &[(&'static str, i64)]| {
+            let mut settings = vec![
+                ("cleanup.policy", "delete".to_string()),
+                // The broker's clock judges keys, quotas, "in future" and retention; a record of the past is not old to Kafka.
+                ("message.timestamp.type", "LogAppendTime".to_string()),
+                ("retention.ms", retention_ms.to_string()),
+                // A broker's default could delete by size what is to be kept by time.
+                ("retention.bytes", FOR_EVER.to_string()),
+                // With one copy fewer than all, one broker may be away and no acknowledged message is on a single disk.
+                ("min.insync.replicas", if replication >= 3 { "2" } else { "1" }.to_string()),
+            ];
+            settings.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
+            Self { name: name.into(), partitions, replication, settings }
+        };
+        [
+            topic(&options.records, RECORDS_RETENTION_MS, &[]),
+            topic(&options.dead_letters, FOR_EVER, &[("max.message.bytes", DEAD_LETTER_BYTES)]),
+        ]
+    }
+
+    /// One line for each thing that is other than it must be.
+    pub fn differences(&self, found: &Found) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut compare = |what: &str, is: String, must: String| {
+            if is != must {
+                lines.push(format!("{}: {what} is {is}, must be {must}", self.name));
+            }
+        };
+        compare("partitions", found.partitions.to_string(), self.partitions.to_string());
+        compare("replication", found.replication.to_string(), self.replication.to_string());
+        for (name, must) in &self.settings {
+            let is = found.settings.get(name).cloned().flatten().unwrap_or_else(|| "not told".into());
+            compare(name, is, must.clone());
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> TopicsCreate {
+        TopicsCreate { partitions: None, replication: None, records: "r".into(), dead_letters: "d".into() }
+    }
+
+    fn as_it_must_be(topic: &Topic) -> Found {
+        Found {
+            partitions: topic.partitions,
+            replication: topic.replication,
+            settings: topic.settings.iter().map(|(name, value)| (*name, Some(value.clone()))).collect(),
+        }
+    }
+
+    #[test]
+    fn settings_are_those_of_the_design() {
+        let [records, dead_letters] = Topic::both(&options(), 12, 3);
+        let value = |topic: &Topic, name: &str| {
+            topic.settings.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).unwrap()
+        };
+        for topic in [&records, &dead_letters] {
+            assert_eq!((topic.partitions, topic.replication), (12, 3));
+            assert_eq!(value(topic, "cleanup.policy"), "delete");
+            assert_eq!(value(topic, "message.timestamp.type"), "LogAppendTime");
+            assert_eq!(value(topic, "min.insync.replicas"), "2");
+        }
+        assert_eq!(value(&records, "retention.ms"), "1209600000");
+        assert_eq!(value(&dead_letters, "retention.ms"), "-1");
+        let [single, _] = Topic::both(&options(), 12, 1);
+        assert_eq!(value(&single, "min.insync.replicas"), "1");
+    }
+
+    #[test]
+    fn each_difference_has_a_line() {
+        let [records, _] = Topic::both(&options(), 12, 1);
+        let mut found = as_it_must_be(&records);
+        assert!(records.differences(&found).is_empty());
+        found.partitions = 6;
+        found.settings.insert("message.timestamp.type", Some("CreateTime".into()));
+        found.settings.insert("retention.ms", None);
+        assert_eq!(
+            records.differences(&found),
+            [
+                "r: partitions is 6, must be 12",
+                "r: message.timestamp.type is CreateTime, must be LogAppendTime",
+                "r: retention.ms is not told, must be 1209600000",
+            ]
+        );
+    }
+}
