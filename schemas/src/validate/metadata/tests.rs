@@ -104,7 +104,7 @@ fn documents() -> impl Strategy<Value = String> {
     let value = leaf.prop_recursive(4, 24, 4, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(".{0,3}", inner, 0..4).prop_map(|map| Value::from_iter(map)),
+            prop::collection::btree_map(".{0,3}", inner, 0..4).prop_map(Value::from_iter),
         ]
     });
     prop::collection::btree_map(".{0,3}", value, 0..4).prop_map(|map| Value::from_iter(map).to_string())
