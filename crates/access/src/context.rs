@@ -163,7 +163,9 @@ mod tests {
 
     #[test]
     fn foreign_and_misspelt_words_give_nothing() {
-        for text in ["", " ", "openid profile", "usage:*", "USAGE:READ", "usage:read,usage:emit", "usage:reads"] {
+        for text in
+            ["", " ", "openid profile", "usage:*", "USAGE:READ", "usage:read,usage:emit", "usage:reads"]
+        {
             assert!(Scopes::parse_claim(text).is_empty(), "{text}");
         }
     }
@@ -172,14 +174,20 @@ mod tests {
     fn each_scope_is_its_own() {
         for scope in Scope::ALL {
             let only = Scopes::NONE.with(scope);
-            assert_eq!(Scope::ALL.into_iter().filter(|other| only.contains(*other)).collect::<Vec<_>>(), [scope]);
+            assert_eq!(
+                Scope::ALL.into_iter().filter(|other| only.contains(*other)).collect::<Vec<_>>(),
+                [scope]
+            );
         }
     }
 
     #[test]
     fn the_subject_stays_out_of_debug_output() {
         let subject = Uuid::new_v4();
-        let context = SecurityContext { subject_id: Some(subject), ..SecurityContext::for_tenant(Uuid::new_v4(), Scopes::all()) };
+        let context = SecurityContext {
+            subject_id: Some(subject),
+            ..SecurityContext::for_tenant(Uuid::new_v4(), Scopes::all())
+        };
         assert!(!format!("{context:?}").contains(&subject.to_string()));
     }
 }

@@ -9,7 +9,9 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::Ed25519KeyPair;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse, ThumbprintHash};
+use jsonwebtoken::jwk::{
+    AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse, ThumbprintHash,
+};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey};
 
 /// Name of the private key that [`generate_key_pair`] writes.
@@ -64,7 +66,11 @@ impl PublicKeys {
     /// Reads a JWKS or a public key in PEM.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let text = std::fs::read(path).map_err(|source| KeyError::File { path: path.into(), source })?;
-        if text.trim_ascii_start().starts_with(b"{") { Self::jwks(path, &text) } else { Self::pem(path, &text) }
+        if text.trim_ascii_start().starts_with(b"{") {
+            Self::jwks(path, &text)
+        } else {
+            Self::pem(path, &text)
+        }
     }
 
     fn pem(path: &Path, text: &[u8]) -> Result<Self, KeyError> {
@@ -76,7 +82,8 @@ impl PublicKeys {
             (Algorithm::ES256, DecodingKey::from_ec_pem(text)),
             (Algorithm::RS256, DecodingKey::from_rsa_pem(text)),
         ];
-        let usable = found.into_iter().find_map(|(algorithm, key)| Some(PublicKey { algorithm, key: key.ok()? }));
+        let usable =
+            found.into_iter().find_map(|(algorithm, key)| Some(PublicKey { algorithm, key: key.ok()? }));
         usable.map(Self::One).ok_or_else(|| KeyError::NoKey { path: path.into() })
     }
 
@@ -181,7 +188,8 @@ pub fn generate_key_pair(dir: &Path) -> Result<KeyFiles, KeyError> {
     let key_id = jwk.common.key_id.clone().ok_or(KeyError::Generate)?;
     let set = serde_json::to_vec_pretty(&JwkSet { keys: vec![jwk] }).map_err(|_| KeyError::Generate)?;
     // 48 bytes of DER make one line of 64 characters.
-    let pem = format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", STANDARD.encode(&document));
+    let pem =
+        format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", STANDARD.encode(&document));
     // The public file first: if this ends in between, the next run says which file is in the way, and nothing is lost.
     write_new(&jwks, &set, 0o644)?;
     write_new(&signing, pem.as_bytes(), 0o600)?;

@@ -52,7 +52,10 @@ pub struct TokenVerifier {
 impl std::fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { issuer, audience, .. } = self;
-        f.debug_struct("TokenVerifier").field("issuer", issuer).field("audience", audience).finish_non_exhaustive()
+        f.debug_struct("TokenVerifier")
+            .field("issuer", issuer)
+            .field("audience", audience)
+            .finish_non_exhaustive()
     }
 }
 
@@ -152,7 +155,9 @@ fn identity(text: &str) -> Option<Uuid> {
 /// A header that does not parse: most often an algorithm that is not known at all, like `none`.
 fn header_error(token: &str, error: &jsonwebtoken::errors::Error) -> TokenError {
     match error.kind() {
-        ErrorKind::Json(_) if token.bytes().filter(|byte| *byte == b'.').count() == 2 => TokenError::Algorithm,
+        ErrorKind::Json(_) if token.bytes().filter(|byte| *byte == b'.').count() == 2 => {
+            TokenError::Algorithm
+        }
         _ => TokenError::Malformed,
     }
 }
@@ -165,9 +170,9 @@ fn sort(kind: ErrorKind) -> TokenError {
         ErrorKind::InvalidIssuer => TokenError::Issuer,
         ErrorKind::InvalidAudience => TokenError::Audience,
         ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => TokenError::Algorithm,
-        ErrorKind::MissingRequiredClaim(name) | ErrorKind::InvalidClaimFormat(name) => {
-            TokenError::Claim(["exp", "iss", "aud", "nbf"].into_iter().find(|known| *known == name).unwrap_or("unknown"))
-        }
+        ErrorKind::MissingRequiredClaim(name) | ErrorKind::InvalidClaimFormat(name) => TokenError::Claim(
+            ["exp", "iss", "aud", "nbf"].into_iter().find(|known| *known == name).unwrap_or("unknown"),
+        ),
         ErrorKind::Json(error) => TokenError::Claim(claim_in(&error.to_string())),
         _ => TokenError::Malformed,
     }
