@@ -114,7 +114,11 @@ pub fn done_text(batch_seq: i64) -> String {
 pub fn parse(text: &str) -> Result<Committed, PlanError> {
     let damaged = |detail| PlanError::Damaged { detail, text: text.chars().take(80).collect() };
     let Some((version, rest)) = text.split_once(';') else {
-        return if text.is_empty() { Ok(Committed::Cleared) } else { Err(PlanError::UnknownVersion(text.into())) };
+        return if text.is_empty() {
+            Ok(Committed::Cleared)
+        } else {
+            Err(PlanError::UnknownVersion(text.into()))
+        };
     };
     match version {
         "d1" => {
@@ -128,7 +132,9 @@ pub fn parse(text: &str) -> Result<Committed, PlanError> {
 
 fn parse_plan(text: &str) -> Result<Plan, &'static str> {
     let fields: Vec<&str> = text.split(';').collect();
-    let [count, batch_seq, first, last, kept, hash, not_kept] = fields[..] else { return Err("number of fields") };
+    let [count, batch_seq, first, last, kept, hash, not_kept] = fields[..] else {
+        return Err("number of fields");
+    };
     let count = number(count).and_then(|n| i32::try_from(n).ok()).filter(|n| *n > 0).ok_or("count")?;
     let batch_seq = number(batch_seq).filter(|n| *n > 0).ok_or("batch_seq")?;
     let first = number(first).ok_or("first")?;

@@ -230,7 +230,8 @@ fn pack_runs(runs: &[Run], first: i64) -> String {
 
 fn pack_bitmap(runs: &[Run], first: i64, out: &mut String) {
     let Some(last) = runs.last() else { return };
-    let chars = usize::try_from((last.end() - first + 5) / 6).expect("runs lie behind the batch's first offset");
+    let chars =
+        usize::try_from((last.end() - first + 5) / 6).expect("runs lie behind the batch's first offset");
     let mut sextets = vec![0u8; chars];
     for run in runs {
         for bit in run.start - first..run.end() - first {
@@ -331,9 +332,11 @@ impl PackedSize {
         let (cost, runs) = &mut self.by_reason[why.index()];
         let before = if self.total == 0 { first } else { self.end };
         let (run, previous_end, old_cost) = match self.open.take() {
-            Some((run, previous_end)) if run.why == why => {
-                (Run { len: offset - run.start + 1, ..run }, previous_end, run_cost(run.start - previous_end, run.len))
-            }
+            Some((run, previous_end)) if run.why == why => (
+                Run { len: offset - run.start + 1, ..run },
+                previous_end,
+                run_cost(run.start - previous_end, run.len),
+            ),
             _ => {
                 *runs += 1;
                 (Run { start: offset, len: 1, why }, before, 0)

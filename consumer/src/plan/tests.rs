@@ -17,7 +17,8 @@ fn reasons() -> impl Strategy<Value = NotKept> {
 /// Rows of a batch: distance to the row before (control records lie between) and what became of it.
 fn rows(len: usize) -> impl Strategy<Value = Vec<(i64, Option<NotKept>)>> {
     let gap = prop_oneof![8 => Just(1i64), 1 => 2i64..9];
-    let single = prop_oneof![3 => Just(None), 2 => Just(Some(NotKept::Duplicate)), 1 => reasons().prop_map(Some)];
+    let single =
+        prop_oneof![3 => Just(None), 2 => Just(Some(NotKept::Duplicate)), 1 => reasons().prop_map(Some)];
     proptest::collection::vec((gap, single), 1..len).prop_map(|steps| {
         let mut offset = 1_000;
         steps
@@ -98,9 +99,12 @@ proptest! {
 #[test]
 fn the_text_is_what_the_protocol_says() {
     let ids = [Uuid::from_u128(1), Uuid::from_u128(2)];
-    let not_kept =
-        Runs::join([(12, NotKept::Duplicate), (13, NotKept::Duplicate), (15, refused(Reason::Conflict))], &[10, 11, 14]);
-    let plan = Plan { count: 12, batch_seq: 5, first: 10, last: 15, kept: 2, hash: IdHash::of(&ids), not_kept };
+    let not_kept = Runs::join(
+        [(12, NotKept::Duplicate), (13, NotKept::Duplicate), (15, refused(Reason::Conflict))],
+        &[10, 11, 14],
+    );
+    let plan =
+        Plan { count: 12, batch_seq: 5, first: 10, last: 15, kept: 2, hash: IdHash::of(&ids), not_kept };
     // The hash comes from `sha256sum` over the 32 bytes of both ids.
     assert_eq!(plan.to_text(), "p1;12;5;10;15;2;78d68721debb423c;2D2.1C");
     assert_eq!(parse("d1;5"), Ok(Committed::Done { batch_seq: 5 }));

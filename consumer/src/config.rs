@@ -1,0 +1,228 @@
+//! What the consumer can be told.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use serde::Deserialize;
+use usage_schemas::Bounds;
+use usage_service::config::{
+    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, Setting, TELEMETRY,
+};
+use usage_service::settings;
+use usage_service::telemetry::TelemetryConfig;
+use usage_storage::clickhouse::ClickHouseConfig;
+
+use crate::batch::Limits;
+use crate::budget::Charge;
+use crate::plan::{METADATA_LIMIT, not_kept_limit};
+
+/// Every setting of `usage-consumer`.
+pub const SETTINGS: &[Setting] = settings![
+    TELEMETRY,
+    KAFKA,
+    CONTROL_DATABASE,
+    CLICKHOUSE,
+    &[
+        Setting::text("consumer.group", "Consumer group of all workers.").default("usage-consumer"),
+        Setting::integer("consumer.batch_rows", "Messages of one partition at which its batch ends.")
+            .default("20000"),
+        Setting::size("consumer.batch_bytes", "Bytes of one partition's messages at which its batch ends.")
+            .default("16MiB"),
+        Setting::duration("consumer.batch_age", "Age at which a batch ends, however small it is.")
+            .default("200ms"),
+        Setting::integer("consumer.budget_records", "Messages in hand at which intake rests.")
+            .default("200000"),
+        Setting::size("consumer.budget_bytes", "Bytes of messages in hand at which intake rests.")
+            .default("96MiB"),
+        Setting::size("consumer.fetch_ahead", "Bytes that are fetched from Kafka ahead of their turn.")
+            .default("16MiB"),
+        Setting::duration(
+            "consumer.session_timeout",
+            "Silence after which Kafka gives a worker's partitions away."
+        )
+        .default("10s"),
+        Setting::duration(
+            "consumer.registry_refresh",
+            "Age at which usage types and source keys are read again."
+        )
+        .default("30s"),
+        Setting::size("consumer.metadata_bytes", "Greatest length of a record's metadata.").default("8KiB"),
+        Setting::duration("consumer.future", "How far a record's time may lie after the broker's.")
+            .default("5m"),
+        Setting::duration("consumer.past", "How far a record's time may lie before the broker's.")
+            .default("2557d"),
+    ]
+];
+
+/// The configuration of `usage-consumer`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub telemetry: TelemetryConfig,
+    pub kafka: KafkaConfig,
+    pub control_database: DatabaseConfig,
+    pub clickhouse: ClickHouseConfig,
+    pub consumer: ConsumerConfig,
+}
+
+/// `[consumer]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsumerConfig {
+    pub group: String,
+    pub batch_rows: usize,
+    pub batch_bytes: usize,
+    #[serde(with = "humantime_serde")]
+    pub batch_age: Duration,
+    pub budget_records: usize,
+    pub budget_bytes: usize,
+    pub fetch_ahead: usize,
+    #[serde(with = "humantime_serde")]
+    pub session_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub registry_refresh: Duration,
+    pub metadata_bytes: usize,
+    #[serde(with = "humantime_serde")]
+    pub future: Duration,
+    #[serde(with = "humantime_serde")]
+    pub past: Duration,
+}
+
+impl ConsumerConfig {
+    /// When the batches of a partition end.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            rows: self.batch_rows,
+            bytes: self.batch_bytes,
+            age: self.batch_age,
+            not_kept: not_kept_limit(METADATA_LIMIT),
+            deferred: self.batch_rows.min(20_000),
+        }
+    }
+
+    pub fn budget(&self) -> Charge {
+        Charge { records: self.budget_records, bytes: self.budget_bytes }
+    }
+
+    pub fn bounds(&self) -> Bounds {
+        let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+        Bounds {
+            metadata_bytes: self.metadata_bytes,
+            future_micros: micros(self.future),
+            past_micros: micros(self.past),
+        }
+    }
+}
+
+impl Config {
+    fn client(&self) -> ClientConfig {
+        let mut client = ClientConfig::new();
+        for (name, value) in self.kafka.client_properties() {
+            client.set(name, value);
+        }
+        client.set("client.id", "usage-consumer").set("topic.metadata.refresh.interval.ms", "10000");
+        client.set("socket.timeout.ms", "10000");
+        client
+    }
+
+    fn reader(&self) -> ClientConfig {
+        let mut client = self.client();
+        // The isolation level is part of a plan's meaning; an offset that is gone is an alarm, never a silent jump.
+        client
+            .set("group.id", &self.consumer.group)
+            .set("isolation.level", "read_committed")
+            .set("auto.offset.reset", "error")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("check.crcs", "true");
+        client
+    }
+
+    /// The group member.
+    pub fn member(&self) -> ClientConfig {
+        let mut client = self.reader();
+        let fetch_ahead = self.consumer.fetch_ahead.max(64 << 10);
+        // A request's answer beside the queue counts as memory too.
+        let fetch = (fetch_ahead / 2).clamp(64 << 10, 32 << 20);
+        let session = self.consumer.session_timeout.as_millis();
+        client
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("session.timeout.ms", session.to_string())
+            .set("heartbeat.interval.ms", (session / 4).max(1).to_string())
+            .set("max.poll.interval.ms", "300000")
+            .set("queued.min.messages", "100000")
+            .set("queued.max.messages.kbytes", (fetch_ahead / 1024).to_string())
+            .set("fetch.max.bytes", fetch.max(1 << 20).to_string())
+            .set("max.partition.fetch.bytes", (1 << 20).to_string())
+            .set("fetch.wait.max.ms", "100")
+            .set("fetch.error.backoff.ms", "100")
+            .set("statistics.interval.ms", "5000");
+        client
+    }
+
+    /// Reads beside the group: committed offsets, log bounds, the rows of a plan.
+    pub fn side_reader(&self) -> ClientConfig {
+        let mut client = self.reader();
+        client.set("enable.partition.eof", "true");
+        client.set("queued.max.messages.kbytes", "8192").set("fetch.wait.max.ms", "50");
+        client
+    }
+
+    /// Writes dead letters and forwards.
+    pub fn producer(&self) -> ClientConfig {
+        let mut client = self.client();
+        // A dead letter is the message and its headers: more than what the records topic took must fit.
+        client
+            .set("acks", "all")
+            .set("enable.idempotence", "true")
+            .set("message.max.bytes", (16 << 20).to_string())
+            .set("linger.ms", "2")
+            .set("delivery.timeout.ms", "30000");
+        client
+    }
+
+    pub fn admin(&self) -> ClientConfig {
+        self.client()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use usage_service::config::{Cli, load, verify};
+
+    use super::*;
+
+    fn config(set: &[&str]) -> Config {
+        let required = [
+            "kafka.brokers=127.0.0.1:9092",
+            "clickhouse.url=http://127.0.0.1:8123",
+            "control_database.url=postgres://usage@127.0.0.1/usage",
+        ];
+        let set = required.iter().chain(set).map(|argument| argument.to_string()).collect();
+        load(SETTINGS, &Cli { set, ..Cli::default() }).expect("the defaults fill the rest")
+    }
+
+    #[test]
+    fn the_declaration_is_sound_and_fills_the_struct() {
+        verify(SETTINGS).expect("a sound declaration");
+        let config = config(&["consumer.batch_bytes=1MiB", "consumer.past=365d"]);
+        assert_eq!(config.consumer.limits().bytes, 1 << 20);
+        assert_eq!(config.consumer.bounds().past_micros, 365 * 86_400 * 1_000_000);
+        assert_eq!(config.consumer.bounds().future_micros, Bounds::default().future_micros);
+        assert_eq!(self::config(&[]).consumer.bounds(), Bounds::default());
+    }
+
+    #[test]
+    fn nothing_is_committed_or_reset_behind_the_protocols_back() {
+        let member = config(&[]).member();
+        for (name, value) in [
+            ("enable.auto.commit", "false"),
+            ("enable.auto.offset.store", "false"),
+            ("auto.offset.reset", "error"),
+            ("isolation.level", "read_committed"),
+            ("partition.assignment.strategy", "cooperative-sticky"),
+        ] {
+            assert_eq!(member.get(name), Some(value));
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! What one partition has in hand: at most one batch in flight, one that is closed and one that takes in rows.
+//!
+//! A record is decided against, in this order, the batch itself, the batches before it, the filter and storage. What only
+//! storage or a fresh registry can decide is copied and decided when its batch is closed, in the order of offsets and by one
+//! query. An id leaves "in flight" for the filter in one step: the owner's thread does both.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use usage_schemas::Reason;
+use usage_service::clock;
+use usage_storage::{IdProbe, PlannedBatch, Rows};
+use uuid::Uuid;
+
+use crate::batch::{Decided, Deferred, Limits, Open, RECORD_OVERHEAD, index, merge, select};
+use crate::budget::Charge;
+use crate::dead_letter::{Action, Outgoing};
+use crate::filter::IdFilter;
+use crate::judge::{Judge, Place, Refusal, Verdict};
+use crate::message::{Envelope, OwnedMessage};
+use crate::plan::{NotKept, Runs, not_kept_limit};
+
+/// A closed batch.
+enum Closed {
+    /// Waits for storage and the registry.
+    Waiting(Open),
+    Ready(Arc<Decided>),
+}
+
+/// The hand of one partition.
+pub struct Ledger {
+    place: Place,
+    /// Number of the last batch that is done.
+    done_seq: i64,
+    /// The first offset that is not done.
+    next: i64,
+    /// The next offset that may be delivered; what lies below is stale.
+    position: i64,
+    in_flight: Option<Arc<Decided>>,
+    closed: Option<Closed>,
+    open: Open,
+    /// Batches that became durable while `closed` waits: the answer it waits for may be older than they are.
+    lingering: Vec<Arc<Decided>>,
+}
+
+/// What a closed batch wants to know.
+#[derive(Debug, Default)]
+pub struct Question {
+    pub probes: Vec<IdProbe>,
+    /// True if the registry must be read afresh.
+    pub registry: bool,
+}
+
+/// The offset from which everything must be delivered again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewind(pub i64);
+
+/// What is known of an id without asking anybody.
+enum Known {
+    Kept([u8; 16]),
+    Undecided,
+    No,
+}
+
+impl Ledger {
+    /// Starts at `next`, which is delivered first, after batch `done_seq`.
+    pub fn new(place: Place, done_seq: i64, next: i64, now: Instant) -> Self {
+        Self {
+            place,
+            done_seq,
+            next,
+            position: next,
+            in_flight: None,
+            closed: None,
+            open: Open::new(now),
+            lingering: Vec::new(),
+        }
+    }
+
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The first offset that is not done, and the number of the last batch that is.
+    pub fn done(&self) -> (i64, i64) {
+        (self.next, self.done_seq)
+    }
+
+    pub fn position(&self) -> i64 {
+        self.position
+    }
+
+    pub fn in_flight(&self) -> Option<&Arc<Decided>> {
+        self.in_flight.as_ref()
+    }
+
+    /// True when nothing is in hand.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_none() && self.closed.is_none() && self.open.is_empty()
+    }
+
+    /// The broker's time of the oldest row in hand, milliseconds since the Unix epoch.
+    pub fn oldest(&self) -> Option<i64> {
+        let closed = self.closed.as_ref().map(|closed| match closed {
+            Closed::Waiting(open) => open.oldest,
+            Closed::Ready(decided) => decided.oldest,
+        });
+        let open = (!self.open.is_empty()).then_some(self.open.oldest);
+        self.in_flight.as_ref().map(|batch| batch.oldest).or(closed).or(open)
+    }
+
+    /// What all batches in hand have taken from the budget.
+    pub fn charge(&self) -> Charge {
+        let mut charge = self.open.charge;
+        if let Some(in_flight) = &self.in_flight {
+            charge.add(in_flight.charge);
+        }
+        match &self.closed {
+            Some(Closed::Waiting(open)) => charge.add(open.charge),
+            Some(Closed::Ready(decided)) => charge.add(decided.charge),
+            None => {}
+        }
+        charge
+    }
+
+    /// True while the partition must take in nothing: the open batch is full and can't be closed yet.
+    pub fn is_full(&self, limits: &Limits) -> bool {
+        self.closed.is_some() && self.open.is_full(limits)
+    }
+
+    fn known(&self, id: &Uuid) -> Known {
+        let mut undecided = self.open.deferred_ids.contains(id);
+        let mut kept = self.open.hash_of(id);
+        match &self.closed {
+            Some(Closed::Waiting(open)) => {
+                undecided |= open.deferred_ids.contains(id);
+                kept = kept.or_else(|| open.hash_of(id));
+            }
+            Some(Closed::Ready(decided)) => kept = kept.or_else(|| decided.hash_of(id)),
+            None => {}
+        }
+        kept = kept.or_else(|| self.in_flight.as_ref().and_then(|batch| batch.hash_of(id)));
+        match kept {
+            Some(hash) => Known::Kept(hash),
+            None if undecided => Known::Undecided,
+            None => Known::No,
+        }
+    }
+
+    /// Takes in a delivered message and returns what it takes from the budget; `None` if it was delivered before.
+    pub fn deliver(
+        &mut self,
+        message: &Envelope<'_>,
+        judge: &Judge,
+        filter: &IdFilter,
+        copy: impl FnOnce() -> OwnedMessage,
+        now: Instant,
+    ) -> Option<Charge> {
+        if message.offset < self.position {
+            return None;
+        }
+        self.position = message.offset + 1;
+        let charge = Charge { records: 1, bytes: message.size() + RECORD_OVERHEAD };
+        let (offset, timestamp) = (message.offset, message.timestamp);
+        let why = match judge.judge(message, self.place) {
+            Verdict::Record { record, content_hash } => match self.known(&record.record_id) {
+                Known::Kept(hash) => Some((Some(record.tenant_id), repeated(hash, content_hash))),
+                Known::No if !filter.may_contain(&record.record_id) => {
+                    self.open.keep(&record, content_hash, offset, clock::now_micros());
+                    None
+                }
+                Known::No | Known::Undecided => {
+                    self.open.defer(copy(), Some(record.record_id), false);
+                    self.open.note(offset, timestamp, charge, None, now);
+                    return Some(charge);
+                }
+            },
+            Verdict::Refused(refusal) if refusal.by_registry => {
+                self.open.defer(copy(), judge.claimed_id(message), true);
+                self.open.note(offset, timestamp, charge, None, now);
+                return Some(charge);
+            }
+            Verdict::Marker => Some((None, Fate::Marker)),
+            Verdict::Forward { partition, hops } => Some((None, Fate::Forward { partition, hops })),
+            Verdict::Refused(refusal) => Some((None, Fate::Refused(refusal))),
+        };
+        let Some((tenant, fate)) = why else {
+            self.open.note(offset, timestamp, charge, None, now);
+            return Some(charge);
+        };
+        let why = fate.not_kept();
+        *self.open.tally.entry((tenant, why)).or_default() += 1;
+        if let Some(action) = fate.action() {
+            self.open.outgoing.push(Outgoing { message: copy(), action });
+        }
+        self.open.note(offset, timestamp, charge, Some(why), now);
+        Some(charge)
+    }
+
+    /// The batch that takes in rows, if it could be closed now.
+    pub fn closable(&self) -> Option<&Open> {
+        (self.closed.is_none() && !self.open.is_empty()).then_some(&self.open)
+    }
+
+    /// True while a closed batch waits for its answer.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.closed, Some(Closed::Waiting(_)))
+    }
+
+    /// Closes the open batch, if it is not empty and none is closed. The question is what the batch must know before it can go
+    /// on; without one it is ready. A rewind as in `answer`.
+    pub fn close(
+        &mut self,
+        limits: &Limits,
+        judge: &Judge,
+        now: Instant,
+    ) -> (Option<Question>, Option<(Rewind, Charge)>) {
+        if self.closable().is_none() {
+            return (None, None);
+        }
+        let open = std::mem::replace(&mut self.open, Open::new(now));
+        if open.deferred.is_empty() {
+            let (decided, cut) = self.decide(open, Rows::default(), limits);
+            self.closed = Some(Closed::Ready(Arc::new(decided)));
+            return (None, cut.map(|rewind| (rewind, self.drop_open(rewind))));
+        }
+        let probe = |deferred: &Deferred| {
+            let record = judge.decoder.decode(deferred.message.value.as_deref()?).ok()?;
+            Some(IdProbe {
+                tenant_id: record.tenant_id,
+                metric: record.metric.to_string(),
+                timestamp: record.timestamp.micros(),
+                record_id: record.record_id,
+            })
+        };
+        let probes = open.deferred.iter().filter_map(probe).collect();
+        let registry = open.deferred.iter().any(|deferred| deferred.by_registry);
+        self.closed = Some(Closed::Waiting(open));
+        self.lingering.clear();
+        (Some(Question { probes, registry }), None)
+    }
+
+    /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed, `found` what
+    /// storage has of the probes. If the plan does not fit, the batch ends earlier and the rest must be delivered again; the
+    /// charge is what that gives back.
+    pub fn answer(
+        &mut self,
+        judge: &Judge,
+        found: &HashMap<Uuid, [u8; 16]>,
+        limits: &Limits,
+    ) -> Option<(Rewind, Charge)> {
+        let Some(Closed::Waiting(mut open)) = self.closed.take() else { return None };
+        let mut kept = Open::new(open.opened);
+        for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
+            let envelope = message.envelope();
+            let (tenant, fate) = match judge.judge(&envelope, self.place) {
+                Verdict::Record { record, content_hash } => {
+                    let id = &record.record_id;
+                    let earlier = open.hash_of(id).or_else(|| kept.hash_of(id)).or_else(|| self.earlier(id));
+                    match earlier.or_else(|| found.get(id).copied()) {
+                        Some(hash) => (Some(record.tenant_id), repeated(hash, content_hash)),
+                        None => {
+                            kept.keep(&record, content_hash, message.offset, clock::now_micros());
+                            continue;
+                        }
+                    }
+                }
+                Verdict::Marker => (None, Fate::Marker),
+                Verdict::Forward { partition, hops } => (None, Fate::Forward { partition, hops }),
+                Verdict::Refused(refusal) => (
+                    judge.decoder.decode(envelope.value.unwrap_or_default()).ok().map(|r| r.tenant_id),
+                    Fate::Refused(refusal),
+                ),
+            };
+            *open.tally.entry((tenant, fate.not_kept())).or_default() += 1;
+            open.not_kept.push((message.offset, fate.not_kept()));
+            if let Some(action) = fate.action() {
+                open.outgoing.push(Outgoing { message, action });
+            }
+        }
+        open.not_kept.sort_unstable_by_key(|(offset, _)| *offset);
+        open.outgoing.sort_unstable_by_key(|outgoing| outgoing.message.offset);
+        self.lingering.clear();
+        let (decided, cut) = self.decide(open, kept.rows, limits);
+        self.closed = Some(Closed::Ready(Arc::new(decided)));
+        cut.map(|rewind| (rewind, self.drop_open(rewind)))
+    }
+
+    /// The hash that an earlier batch has for an id: in flight, or durable since the question was asked.
+    fn earlier(&self, id: &Uuid) -> Option<[u8; 16]> {
+        self.in_flight.iter().chain(&self.lingering).find_map(|batch| batch.hash_of(id))
+    }
+
+    /// Makes the decided batch; if its plan would be too long it ends after fewer rows.
+    fn decide(&self, open: Open, more: Rows, limits: &Limits) -> (Decided, Option<Rewind>) {
+        let (first, mut last) = open.bounds.expect("an empty batch is not closed");
+        let (mut rows, mut ids) = if more.is_empty() {
+            (open.rows, open.ids)
+        } else {
+            let merged = merge(&open.rows, &more);
+            let ids = index(&merged);
+            (merged, ids)
+        };
+        let (mut not_kept, mut outgoing) = (open.not_kept, open.outgoing);
+        let mut runs = Runs::join(not_kept.iter().copied(), &rows.offset);
+        let mut rewind = None;
+        while runs.pack(first).len() > limits.not_kept && not_kept.len() > 1 {
+            // Half of the decisions that must be listed; the rows behind them come again.
+            not_kept.truncate(not_kept.len() / 2);
+            last = not_kept.last().map_or(first, |(offset, _)| *offset);
+            runs = Runs::join(not_kept.iter().copied(), &rows.offset);
+            rewind = Some(Rewind(last + 1));
+        }
+        if rewind.is_some() {
+            rows = select(&rows, |offset| offset <= last);
+            ids = index(&rows);
+            outgoing.retain(|outgoing| outgoing.message.offset <= last);
+        }
+        let batch_seq = self.done_seq + 1 + i64::from(self.in_flight.is_some());
+        let batch = PlannedBatch { partition: self.place.partition, batch_seq, rows };
+        let decided = Decided {
+            batch: Arc::new(batch),
+            ids,
+            first,
+            last,
+            not_kept: runs,
+            outgoing: Arc::new(outgoing),
+            charge: open.charge,
+            opened: open.opened,
+            oldest: open.oldest,
+            tally: open.tally,
+        };
+        (decided, rewind)
+    }
+
+    /// A batch that could go now: none is in flight and this one is decided.
+    pub fn ready(&self) -> Option<&Arc<Decided>> {
+        match (&self.in_flight, &self.closed) {
+            (None, Some(Closed::Ready(decided))) => Some(decided),
+            _ => None,
+        }
+    }
+
+    /// Sends the ready batch on its way.
+    pub fn start(&mut self) -> Option<Arc<Decided>> {
+        self.ready()?;
+        let Some(Closed::Ready(decided)) = self.closed.take() else { return None };
+        self.in_flight = Some(decided.clone());
+        Some(decided)
+    }
+
+    /// The batch in flight is done: its ids belong into the filter now, its charge is free.
+    pub fn finish(&mut self) -> Option<Arc<Decided>> {
+        let decided = self.in_flight.take()?;
+        self.done_seq = decided.batch.batch_seq;
+        self.next = decided.last + 1;
+        if let Some(Closed::Waiting(_)) = self.closed {
+            self.lingering.push(decided.clone());
+        }
+        Some(decided)
+    }
+
+    /// Drops everything behind the batch in flight, or behind what is done: it was decided on something that did not hold.
+    pub fn rewind(&mut self) -> (Rewind, Charge) {
+        let rewind = Rewind(self.in_flight.as_ref().map_or(self.next, |batch| batch.last + 1));
+        let mut charge = Charge::default();
+        match self.closed.take() {
+            Some(Closed::Waiting(open)) => charge.add(open.charge),
+            Some(Closed::Ready(decided)) => charge.add(decided.charge),
+            None => {}
+        }
+        self.lingering.clear();
+        charge.add(self.drop_open(rewind));
+        (rewind, charge)
+    }
+
+    /// The plan of the batch in flight is longer than the broker takes: it ends earlier, under the same number.
+    pub fn shorten(&mut self, metadata_limit: usize, limits: &mut Limits) -> (Rewind, Charge) {
+        limits.not_kept = limits.not_kept.min(not_kept_limit(metadata_limit)).max(1);
+        let mut charge = self.in_flight.take().map_or_else(Charge::default, |batch| batch.charge);
+        let (rewind, more) = self.rewind();
+        charge.add(more);
+        (rewind, charge)
+    }
+
+    fn drop_open(&mut self, Rewind(offset): Rewind) -> Charge {
+        let charge = self.open.charge;
+        self.open = Open::new(self.open.opened);
+        self.position = offset;
+        charge
+    }
+}
+
+impl Open {
+    fn defer(&mut self, message: OwnedMessage, id: Option<Uuid>, by_registry: bool) {
+        self.deferred_ids.extend(id);
+        self.deferred.push(Deferred { message, by_registry });
+    }
+}
+
+/// What becomes of a message that is not kept.
+enum Fate {
+    Duplicate,
+    Marker,
+    Forward { partition: i32, hops: u32 },
+    Refused(Refusal),
+}
+
+impl Fate {
+    fn not_kept(&self) -> NotKept {
+        match self {
+            Self::Duplicate => NotKept::Duplicate,
+            Self::Marker => NotKept::Marker,
+            Self::Forward { .. } => NotKept::Forwarded,
+            Self::Refused(refusal) => NotKept::Refused(refusal.reason),
+        }
+    }
+
+    fn action(self) -> Option<Action> {
+        match self {
+            Self::Duplicate | Self::Marker => None,
+            Self::Forward { partition, hops } => Some(Action::Forward { partition, hops }),
+            Self::Refused(Refusal { reason, error, .. }) => Some(Action::DeadLetter { reason, error }),
+        }
+    }
+}
+
+/// An identity that is kept already: the same content is a duplicate, other content a conflict.
+fn repeated(kept: [u8; 16], now: [u8; 16]) -> Fate {
+    if kept == now {
+        return Fate::Duplicate;
+    }
+    let error = "the identity is stored with other content".to_string();
+    Fate::Refused(Refusal { reason: Reason::Conflict, error, by_registry: false })
+}

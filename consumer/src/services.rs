@@ -1,0 +1,141 @@
+//! What the work beside the owner's thread uses.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
+use tokio::sync::Semaphore;
+use usage_control::{Control, ControlError};
+use usage_schemas::codec::Decoder;
+use usage_service::error_chain::error_chain;
+use usage_service::metric_names;
+use usage_service::retry::Backoff;
+use usage_storage::Writer;
+
+use crate::dead_letter::Sender;
+use crate::judge::Registry;
+use crate::link::Link;
+use crate::side_reader::SideReader;
+use crate::ticket::Ticket;
+
+/// First and greatest wait between attempts at something that may pass.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// How many partitions load their ids at once: each holds some of them in memory twice.
+const LOADS: usize = 2;
+
+/// Shared by all tasks of a worker.
+pub struct Services {
+    pub writer: Arc<dyn Writer>,
+    pub control: Control,
+    pub sender: Sender,
+    pub reader: SideReader,
+    pub link: Link,
+    pub decoder: Decoder,
+    pub loads: Semaphore,
+    /// Greatest length of a commit's metadata.
+    pub metadata_limit: usize,
+}
+
+impl Services {
+    pub fn new(
+        writer: Arc<dyn Writer>,
+        control: Control,
+        sender: Sender,
+        reader: SideReader,
+        link: Link,
+        metadata_limit: usize,
+    ) -> Self {
+        Self {
+            writer,
+            control,
+            sender,
+            reader,
+            link,
+            decoder: Decoder::new(),
+            loads: Semaphore::new(LOADS),
+            metadata_limit,
+        }
+    }
+
+    /// Usage types and source keys, from the primary.
+    pub async fn registry(&self) -> Result<Registry, ControlError> {
+        let (types, keys) = tokio::try_join!(self.control.usage_types(), self.control.source_keys())?;
+        let mut registry = Registry::default();
+        registry.types.extend(types.into_iter().map(|usage_type| (usage_type.name, usage_type.kind)));
+        for key in keys {
+            registry.keys.add(
+                &key.source,
+                &key.key_id,
+                key.key.expose_secret(),
+                key.valid_from,
+                key.valid_until,
+            );
+        }
+        Ok(registry)
+    }
+}
+
+/// Attempts at something for one partition: waits between them, says so, and ends with the ticket.
+pub struct Attempts<'a> {
+    operation: &'static str,
+    ticket: &'a Ticket,
+    backoff: Backoff,
+}
+
+impl<'a> Attempts<'a> {
+    pub fn new(operation: &'static str, ticket: &'a Ticket) -> Self {
+        Self { operation, ticket, backoff: Backoff::new(BACKOFF.0, BACKOFF.1) }
+    }
+
+    /// An attempt failed in a way that may pass: waits. False if the ticket was revoked.
+    pub async fn failed(&mut self, error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+        let wait = self.backoff.next();
+        metrics::counter!(metric_names::RETRIES_TOTAL, "operation" => self.operation).increment(1);
+        metrics::gauge!(metric_names::BACKOFF_SECONDS, "operation" => self.operation).set(wait.as_secs_f64());
+        tracing::warn!(
+            operation = self.operation,
+            partition = self.ticket.partition,
+            backoff_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            error = %error_chain(error),
+            "will be tried again"
+        );
+        tokio::select! {
+            () = tokio::time::sleep(wait) => true,
+            () = self.ticket.revoked() => false,
+        }
+    }
+
+    pub fn succeeded(&mut self) {
+        if self.backoff.attempts() > 0 {
+            metrics::gauge!(metric_names::BACKOFF_SECONDS, "operation" => self.operation).set(0);
+            self.backoff.reset();
+        }
+    }
+
+    /// Repeats `attempt` until it succeeds; `None` when the ticket was revoked.
+    pub async fn until_ok<T, E, F, A>(&mut self, mut attempt: F) -> Option<T>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+        F: FnMut() -> A,
+        A: Future<Output = Result<T, E>>,
+    {
+        loop {
+            let result = tokio::select! {
+                result = attempt() => result,
+                () = self.ticket.revoked() => return None,
+            };
+            match result {
+                Ok(value) => {
+                    self.succeeded();
+                    return Some(value);
+                }
+                Err(error) => {
+                    if !self.failed(&error).await {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Taking a partition over, off the polling thread while it is paused (protocol 5.2): fence, partition count, committed plan, carry it
+//! out to the letter, rebuild the aggregate, load the ids.
+
+pub mod start;
+
+use std::sync::Arc;
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use tokio::task::JoinHandle;
+use usage_control::{Advance, ControlError};
+use usage_service::clock;
+use usage_service::error_chain::error_chain;
+use usage_storage::{PlannedBatch, StorageError, Writer};
+use uuid::Uuid;
+
+use crate::batch::select;
+use crate::commit::{CommitItem, CommitOutcome};
+use crate::filter::IdFilter;
+use crate::judge::Place;
+use crate::link::Event;
+use crate::plan::Plan;
+use crate::rebuild::{RebuildError, Rebuilt, rebuild};
+use crate::services::{Attempts, Services};
+use crate::ship::refused_letters;
+use crate::side_reader::SideReadError;
+use crate::ticket::Ticket;
+use start::{Found, Start, Stop, start};
+
+/// A partition that is ready to run.
+pub struct Taken {
+    pub place: Place,
+    pub done_seq: i64,
+    /// The first offset that is not done.
+    pub next: i64,
+    pub filter: IdFilter,
+}
+
+/// Why a takeover did not end.
+#[derive(Debug, thiserror::Error)]
+enum Fail {
+    #[error("storage")]
+    Storage(#[from] StorageError),
+    #[error("control database")]
+    Control(#[from] ControlError),
+    #[error("kafka")]
+    Kafka(#[from] SideReadError),
+    #[error("dead letter or forwarded record")]
+    Send(#[source] KafkaError),
+    #[error("the topic is growing")]
+    Growing,
+    #[error(
+        "kafka has {kafka} partitions, the control database says {recorded}: run `usagectl topics grow --partitions {kafka}`"
+    )]
+    Count { kafka: i32, recorded: i32 },
+    #[error("the plan is too long with {0} rows that storage refuses")]
+    TooManyRefused(usize),
+    #[error("the partition was revoked")]
+    Revoked,
+    #[error(transparent)]
+    Stop(#[from] Stop),
+    #[error("the committed plan can't be carried out")]
+    Rebuild(#[from] RebuildError),
+}
+
+impl Fail {
+    /// The alarm, if trying again can't help.
+    fn stops(&self) -> bool {
+        match self {
+            Self::Storage(error) => matches!(error, StorageError::Inconsistent(_)),
+            Self::Kafka(SideReadError::Kafka(KafkaError::MessageConsumption(code))) => {
+                *code == RDKafkaErrorCode::AutoOffsetReset
+            }
+            Self::Stop(_) | Self::Rebuild(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Takes the partition over and reports; ends early when the ticket is revoked. `after` is the end of an earlier hold of the
+/// same partition by this worker.
+pub async fn take_over(services: Arc<Services>, ticket: Ticket, after: Option<JoinHandle<()>>) {
+    let revoked = ticket.clone();
+    tokio::select! {
+        () = run(&services, &ticket, after) => {}
+        () = revoked.revoked() => {}
+    }
+}
+
+async fn run(services: &Services, ticket: &Ticket, after: Option<JoinHandle<()>>) {
+    if let Some(after) = after {
+        // However it ended: the fence comes next.
+        let _ = after.await;
+    }
+    let mut takeover = Takeover { services, ticket, planned: None };
+    let mut attempts = Attempts::new("takeover", ticket);
+    loop {
+        // After a write with an unknown outcome nothing more is sent before the group has confirmed the owner.
+        if let Some(item) = &takeover.planned
+            && services.link.commit(vec![item.clone()]).await != [CommitOutcome::Committed]
+        {
+            return;
+        }
+        match takeover.once().await {
+            Ok(taken) => {
+                attempts.succeeded();
+                services.link.report(Event::TakenOver { ticket: ticket.clone(), taken: Box::new(taken) });
+                return;
+            }
+            Err(Fail::Revoked) => return,
+            Err(fail) if fail.stops() => {
+                services.link.report(Event::Stopped { ticket: ticket.clone(), why: error_chain(&fail) });
+                return;
+            }
+            Err(fail) => {
+                if !attempts.failed(&fail).await {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+struct Takeover<'a> {
+    services: &'a Services,
+    ticket: &'a Ticket,
+    /// The plan that is being carried out, as it is committed.
+    planned: Option<CommitItem>,
+}
+
+impl Takeover<'_> {
+    async fn once(&mut self) -> Result<Taken, Fail> {
+        let partition = self.ticket.partition;
+        let opened = self.services.writer.open(partition).await?;
+        let counts = self.services.control.partition_counts().await?;
+        if counts.growing {
+            return Err(Fail::Growing);
+        }
+        let kafka = self.services.reader.partition_count().await?;
+        if kafka != counts.current {
+            return Err(Fail::Count { kafka, recorded: counts.current });
+        }
+        let found = Found {
+            partition,
+            count: counts.current,
+            first_count: counts.known.iter().copied().min().unwrap_or(counts.current),
+            stored_seq: opened.last_batch_seq,
+            progress: self.services.control.open_progress(partition).await?,
+            committed: self.services.reader.committed(partition).await?,
+            log: self.services.reader.log_bounds(partition).await?,
+            now: clock::now_millis(),
+        };
+        let Start { offset, done_seq, plan, gap } = start(&found)?;
+        if let Some((from, to)) = gap {
+            tracing::error!(
+                partition,
+                from,
+                to,
+                "offsets were skipped: completeness waits for `usagectl gaps accept`"
+            );
+            self.services.control.record_gap(partition, from, to).await?;
+        }
+        let next = match plan {
+            None => offset,
+            Some(plan) => {
+                self.carry_out(offset, &plan).await?;
+                plan.last + 1
+            }
+        };
+        self.planned = None;
+        self.services.writer.recover(partition).await?;
+        let filter = load_filter(self.services, partition, counts.current).await?;
+        tracing::info!(
+            partition,
+            epoch = opened.epoch,
+            batch_seq = done_seq,
+            offset = next,
+            ids = filter.len(),
+            "partition taken over"
+        );
+        Ok(Taken { place: Place { partition, count: counts.current }, done_seq, next, filter })
+    }
+
+    /// Same rows, same number, no decision again.
+    async fn carry_out(&mut self, offset: i64, plan: &Plan) -> Result<(), Fail> {
+        let partition = self.ticket.partition;
+        let rows = self.services.reader.rows(partition, plan.first, plan.last).await?;
+        let Rebuilt { batch, mut outgoing } = rebuild(plan, partition, rows, &self.services.decoder)?;
+        tracing::info!(
+            partition,
+            batch_seq = plan.batch_seq,
+            first = plan.first,
+            last = plan.last,
+            rows = batch.rows.len(),
+            "carrying out the plan"
+        );
+        self.planned = Some(CommitItem { ticket: self.ticket.clone(), offset, metadata: plan.to_text() });
+        let mut batch = Arc::new(batch);
+        if !batch.rows.is_empty() {
+            match self.services.writer.settle(&[batch.clone()]).await {
+                Ok(()) => {}
+                Err(StorageError::Final { code, message }) => {
+                    tracing::warn!(partition, code, message, "storage refuses rows of the plan");
+                    let (reduced, letters) = self.refuse(offset, plan, &batch).await?;
+                    batch = Arc::new(reduced);
+                    outgoing.extend(letters);
+                    if !batch.rows.is_empty() {
+                        self.services.writer.settle(&[batch.clone()]).await?;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
+        let advance = Advance { partition, batch_seq: plan.batch_seq, next_offset: plan.last + 1 };
+        self.services.control.advance(&[advance]).await?;
+        Ok(())
+    }
+
+    /// Finds the rows that storage refuses and commits the plan again, with the same number and bounds, before anything more is sent.
+    async fn refuse(
+        &mut self,
+        offset: i64,
+        plan: &Plan,
+        batch: &PlannedBatch,
+    ) -> Result<(PlannedBatch, Vec<crate::dead_letter::Outgoing>), Fail> {
+        let refused = self.services.writer.bisect(batch).await?;
+        let (plan, reduced) =
+            refuse_rows(plan, batch, &refused.iter().map(|row| row.offset).collect::<Vec<_>>());
+        let item = CommitItem { ticket: self.ticket.clone(), offset, metadata: plan.to_text() };
+        if item.metadata.len() > self.services.metadata_limit {
+            return Err(Fail::TooManyRefused(refused.len()));
+        }
+        match self.services.link.commit(vec![item.clone()]).await[..] {
+            [CommitOutcome::Committed] => self.planned = Some(item),
+            [CommitOutcome::TooLong] => return Err(Fail::TooManyRefused(refused.len())),
+            _ => return Err(Fail::Revoked),
+        }
+        let letters = refused_letters(&self.services.reader, self.ticket.partition, &refused).await?;
+        Ok((reduced, letters))
+    }
+}
+
+/// The plan and its batch without the rows at `offsets`.
+pub fn refuse_rows(plan: &Plan, batch: &PlannedBatch, offsets: &[i64]) -> (Plan, PlannedBatch) {
+    let rows = select(&batch.rows, |offset| !offsets.contains(&offset));
+    let plan = plan.refuse(offsets, rows.record_id.iter().copied());
+    (plan, PlannedBatch { partition: batch.partition, batch_seq: batch.batch_seq, rows })
+}
+
+/// Ids that a load holds as such; beyond, it counts first and fills the filter by a second reading.
+const HELD_IDS: usize = 1_000_000;
+
+/// Loads the ids of the partition's tenants.
+pub async fn load_filter(services: &Services, partition: i32, count: i32) -> Result<IdFilter, StorageError> {
+    let _permit = services.loads.acquire().await;
+    let writer: &dyn Writer = &*services.writer;
+    let (mut held, mut seen): (Vec<Uuid>, usize) = (Vec::new(), 0);
+    let mut collect = |ids: &[Uuid]| {
+        seen += ids.len();
+        if seen <= HELD_IDS {
+            held.extend_from_slice(ids);
+        } else {
+            held = Vec::new();
+        }
+    };
+    writer.ids(partition, count, &mut collect).await?;
+    let mut filter = IdFilter::with_capacity(seen);
+    if seen <= HELD_IDS {
+        held.iter().for_each(|id| filter.insert(id));
+    } else {
+        writer.ids(partition, count, &mut |ids: &[Uuid]| ids.iter().for_each(|id| filter.insert(id))).await?;
+    }
+    Ok(filter)
+}

@@ -1,0 +1,97 @@
+//! What the consumer says about itself: metrics by batch, never by record.
+
+use std::collections::HashMap;
+
+use usage_schemas::Reason;
+use usage_service::telemetry::tenant_label;
+use usage_service::{clock, metric_names};
+use uuid::Uuid;
+
+use crate::batch::{Decided, IdHasher};
+use crate::plan::NotKept;
+
+/// A count as a metric's value.
+#[allow(clippy::cast_precision_loss, reason = "metrics take floats; counts in hand are far below 2^52")]
+pub fn count(count: usize) -> f64 {
+    count as f64
+}
+
+/// The label `status` of what is not kept; markers and forwarded records are not ingested here.
+fn status(why: NotKept) -> Option<&'static str> {
+    match why {
+        NotKept::Duplicate => Some("dedup"),
+        NotKept::Marker | NotKept::Forwarded => None,
+        NotKept::Refused(Reason::BadSignature | Reason::UnknownSource | Reason::ForbiddenTenant) => {
+            Some("auth_denied")
+        }
+        NotKept::Refused(_) => Some("validation_error"),
+    }
+}
+
+/// A batch is done; storage refused the rows at the offsets `refused`.
+pub fn shipped(decided: &Decided, refused: &[i64]) {
+    let rows = &decided.batch.rows;
+    metrics::histogram!(metric_names::CONSUMER_BATCH_ROWS).record(count(rows.len()));
+    metrics::histogram!(metric_names::CONSUMER_BATCH_BYTES).record(count(decided.charge.bytes));
+    let latency = clock::now_millis().saturating_sub(decided.oldest).max(0);
+    type Metrics<'a> = Vec<(&'a str, u64)>;
+    let mut kept: HashMap<Uuid, Metrics<'_>, std::hash::BuildHasherDefault<IdHasher>> = HashMap::default();
+    for (row, tenant) in rows.tenant_id.iter().enumerate() {
+        let metric = rows.metric.get(row).unwrap_or_default();
+        let metrics = kept.entry(*tenant).or_default();
+        match metrics.iter_mut().find(|(known, _)| *known == metric) {
+            Some((_, count)) => *count += 1,
+            None => metrics.push((metric, 1)),
+        }
+    }
+    for (tenant, by_metric) in kept {
+        let tenant = tenant_label(tenant);
+        for (metric, records) in by_metric {
+            let labels = [("usage_type", metric.to_string()), ("status", "success".into())];
+            let mut labels: Vec<metrics::Label> =
+                labels.map(|(key, value)| metrics::Label::new(key, value)).into();
+            labels.push(metrics::Label::new("tenant_id", tenant.clone()));
+            metrics::counter!(metric_names::USAGE_INGESTION_TOTAL, labels).increment(records);
+        }
+        #[allow(clippy::cast_precision_loss, reason = "metrics take floats")]
+        metrics::histogram!(metric_names::USAGE_INGESTION_LATENCY_MS, "tenant_id" => tenant)
+            .record(latency as f64);
+    }
+    for ((tenant, why), records) in &decided.tally {
+        not_kept(*tenant, *why, *records);
+    }
+    if !refused.is_empty() {
+        not_kept(None, NotKept::Refused(Reason::StorageRefused), refused.len() as u64);
+    }
+}
+
+fn not_kept(tenant: Option<Uuid>, why: NotKept, records: u64) {
+    let tenant = tenant.map_or_else(|| "unknown".into(), tenant_label);
+    if why == NotKept::Forwarded {
+        metrics::counter!(metric_names::CONSUMER_FORWARDED_TOTAL).increment(records);
+    }
+    if let NotKept::Refused(reason) = why {
+        metrics::counter!(metric_names::CONSUMER_DEAD_LETTERS_TOTAL, "reason" => reason.as_str())
+            .increment(records);
+        if matches!(reason, Reason::SchemaViolation | Reason::UnknownUsageType) {
+            metrics::counter!(
+                metric_names::USAGE_SCHEMA_VALIDATION_ERRORS_TOTAL,
+                "tenant_id" => tenant.clone(),
+                "usage_type" => "unregistered"
+            )
+            .increment(records);
+        }
+    }
+    if why == NotKept::Duplicate {
+        metrics::counter!(metric_names::USAGE_DEDUP_TOTAL, "tenant_id" => tenant.clone()).increment(records);
+    }
+    if let Some(status) = status(why) {
+        metrics::counter!(
+            metric_names::USAGE_INGESTION_TOTAL,
+            "tenant_id" => tenant,
+            "usage_type" => "unregistered",
+            "status" => status
+        )
+        .increment(records);
+    }
+}

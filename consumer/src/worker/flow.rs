@@ -1,0 +1,368 @@
+//! The way of batches through the owner's thread: events from beside it, closing, shipping, and what is done by time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use usage_service::{clock, metric_names};
+use usage_storage::StoredId;
+
+use super::held::{Drain, Held, Running, State};
+use super::release::mark;
+use super::{TICK, Worker};
+use crate::commit::CommitOutcome;
+use crate::ledger::{Ledger, Question, Rewind};
+use crate::link::{Event, Fate};
+use crate::services::{Attempts, Services};
+use crate::ship::{Shipment, ship};
+use crate::takeover::{Taken, load_filter};
+use crate::telemetry::count;
+use crate::ticket::Ticket;
+
+/// How long a decided batch waits for others that are about to be decided.
+const COMPANY: Duration = Duration::from_millis(30);
+/// A joint write that takes longer than this no longer holds up the others.
+const SLOW_WRITE: Duration = Duration::from_secs(10);
+/// How long nothing must be in hand before the commit says so.
+const IDLE: Duration = Duration::from_secs(1);
+
+impl Worker {
+    pub(super) fn serve_events(&mut self) -> bool {
+        let mut busy = false;
+        while let Ok(event) = self.events.try_recv() {
+            busy = true;
+            self.serve(event);
+        }
+        busy
+    }
+
+    fn serve(&mut self, event: Event) {
+        match event {
+            Event::Commit(request) => self.commits.push(request),
+            Event::TakenOver { ticket, taken } => self.taken_over(&ticket, *taken),
+            Event::Stopped { ticket, why } => self.stop(&ticket, why),
+            Event::Answered { ticket, registry, found } => {
+                if let Some(registry) = registry {
+                    self.judge.registry = registry;
+                    self.registry_asked = Instant::now();
+                }
+                self.answered(&ticket, &found);
+            }
+            Event::Shipped { ticket, fate } => self.shipped(&ticket, fate),
+            Event::WriteFree => self.writes = self.writes.saturating_sub(1),
+            Event::Closed { ticket } => {
+                if let Some(running) = self.running(&ticket)
+                    && let Some(Drain::Flushing) = running.drain
+                {
+                    running.drain = Some(Drain::Done);
+                }
+            }
+            Event::Registry(registry) => self.judge.registry = registry,
+            Event::FilterLoaded { ticket, filter } => {
+                if let Some(running) = self.running(&ticket) {
+                    let since = running.loading.take().unwrap_or_default();
+                    running.filter = *filter;
+                    since.iter().for_each(|id| running.filter.insert(id));
+                }
+            }
+            Event::TickDone => self.tick_runs = false,
+            Event::LogBounds(bounds) => self.check_log_bounds(&bounds),
+        }
+    }
+
+    /// The running partition of a ticket, unless that assignment is over.
+    fn running(&mut self, ticket: &Ticket) -> Option<&mut Running> {
+        self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket)?.running_mut()
+    }
+
+    fn taken_over(&mut self, ticket: &Ticket, Taken { place, done_seq, next, filter }: Taken) {
+        let limits = self.settings.limits;
+        let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
+            return;
+        };
+        if !ticket.is_valid() {
+            return;
+        }
+        metrics::histogram!(metric_names::CONSUMER_TAKEOVER_SECONDS).record(held.since.elapsed());
+        let ledger = Ledger::new(place, done_seq, next, Instant::now());
+        held.state = State::Running(Box::new(Running::new(ledger, filter, limits)));
+    }
+
+    fn stop(&mut self, ticket: &Ticket, why: String) {
+        let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
+            return;
+        };
+        tracing::error!(partition = ticket.partition, why, "the partition is stopped");
+        self.budget.refund(held.charge());
+        held.state = State::Stopped;
+    }
+
+    fn check_log_bounds(&mut self, bounds: &[(i32, i64, i64)]) {
+        for (partition, low, high) in bounds {
+            let Some(held) = self.held.get(partition) else { continue };
+            let Some(position) = held.running().map(|running| running.ledger.position()) else { continue };
+            if position < *low || position > *high {
+                let ticket = held.ticket.clone();
+                let why = format!(
+                    "offset {position} is not in the log, which has {low} to {high}; stop the group, move it with \
+                     `kafka-consumer-groups --reset-offsets`, start it: ids keep the counts right"
+                );
+                self.stop(&ticket, why);
+            }
+        }
+    }
+
+    /// Everything from the offset on is delivered again.
+    fn rewound(running: &mut Running, Rewind(offset): Rewind) {
+        running.seek = Some(offset);
+    }
+
+    fn answered(&mut self, ticket: &Ticket, found: &[StoredId]) {
+        let found: HashMap<_, _> =
+            found.iter().map(|stored| (stored.record_id, stored.content_hash)).collect();
+        let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
+            return;
+        };
+        let Some(running) = held.running_mut() else { return };
+        if let Some((rewind, charge)) = running.ledger.answer(&self.judge, &found, &running.limits) {
+            self.budget.refund(charge);
+            Self::rewound(running, rewind);
+        }
+    }
+
+    fn shipped(&mut self, ticket: &Ticket, fate: Fate) {
+        let Some(running) = self.running(ticket) else { return };
+        match fate {
+            Fate::Done { refused } => {
+                let Some(decided) = running.ledger.finish() else { return };
+                let rows = &decided.batch.rows;
+                let stored = rows.record_id.iter().zip(&rows.offset);
+                running.stored(stored.filter(|(_, offset)| !refused.contains(offset)).map(|(id, _)| id));
+                running.planned = true;
+                let mut refund = decided.charge;
+                if !refused.is_empty() {
+                    // What was decided on the refused rows is decided again.
+                    let (rewind, charge) = running.ledger.rewind();
+                    refund.add(charge);
+                    Self::rewound(running, rewind);
+                }
+                self.budget.refund(refund);
+            }
+            Fate::PlanTooLong(length) => {
+                // 16 characters of grace: the broker's limit is below this length, by how much is not said.
+                let mut limits = running.limits;
+                let (rewind, charge) = running.ledger.shorten(length.saturating_sub(16), &mut limits);
+                running.limits = limits;
+                Self::rewound(running, rewind);
+                self.budget.refund(charge);
+            }
+            Fate::Fenced => {
+                tracing::warn!(partition = ticket.partition, "fenced by another owner: taking over again");
+                let Some(held) = self.held.get_mut(&ticket.partition) else { return };
+                self.budget.refund(held.charge());
+                held.state = State::TakingOver;
+                held.since = Instant::now();
+                if ticket.is_valid() {
+                    self.begin_takeover(ticket.clone());
+                }
+            }
+            Fate::Abandoned => {
+                // The ticket is not valid any more; the rebalance that ended it follows.
+                self.forget(ticket.partition);
+            }
+            Fate::Stopped(why) => self.stop(ticket, why),
+        }
+    }
+
+    /// Closes batches that are full, old, or could go along with another.
+    pub(super) fn close_batches(&mut self) {
+        let now = Instant::now();
+        let free = self.write_is_free(now);
+        let age = self.settings.limits.age;
+        let old = |running: &Running| {
+            running.ledger.closable().is_some_and(|open| now.duration_since(open.opened) >= age)
+        };
+        let any_old = free && self.held.values().filter_map(Held::running).any(old);
+        let mut questions = Vec::new();
+        for held in self.held.values_mut() {
+            let ticket = held.ticket.clone();
+            let Some(running) = held.running_mut() else { continue };
+            let Some(open) = running.ledger.closable() else { continue };
+            let go_along = any_old && open.deferred.is_empty() && running.ledger.in_flight().is_none();
+            let ask_early = !open.deferred.is_empty() && now.duration_since(open.opened) >= age;
+            if running.draining() || !(open.is_full(&running.limits) || go_along || ask_early) {
+                continue;
+            }
+            let (question, cut) = running.ledger.close(&running.limits, &self.judge, now);
+            if let Some((rewind, charge)) = cut {
+                self.budget.refund(charge);
+                Self::rewound(running, rewind);
+            }
+            questions.extend(question.map(|question| (ticket, question)));
+        }
+        for (ticket, question) in questions {
+            self.runtime.spawn(answer(self.services.clone(), ticket, question));
+        }
+    }
+
+    fn write_is_free(&self, now: Instant) -> bool {
+        self.writes == 0 || now.duration_since(self.write_began) >= SLOW_WRITE
+    }
+
+    /// Ships every ready batch in one joint write, if none runs.
+    pub(super) fn start_write(&mut self) {
+        let now = Instant::now();
+        if !self.write_is_free(now) {
+            return;
+        }
+        let running = || self.held.values().filter_map(Held::running).filter(|running| !running.draining());
+        let ready = running().filter_map(|running| running.ledger.ready());
+        let Some(oldest) = ready.map(|decided| decided.opened).min() else { return };
+        let company =
+            running().any(|running| running.ledger.in_flight().is_none() && running.ledger.is_waiting());
+        if company && now.duration_since(oldest) < self.settings.limits.age + COMPANY {
+            return;
+        }
+        let mut shipments = Vec::new();
+        for held in self.held.values_mut() {
+            let ticket = held.ticket.clone();
+            let Some(running) = held.running_mut().filter(|running| !running.draining()) else { continue };
+            let (offset, _) = running.ledger.done();
+            let count = running.ledger.place().count;
+            if let Some(decided) = running.ledger.start() {
+                running.idle_since = None;
+                shipments.push(Shipment { ticket, offset, plan: decided.plan(count), decided });
+            }
+        }
+        self.writes += 1;
+        self.write_began = now;
+        self.runtime.spawn(ship(self.services.clone(), shipments));
+    }
+
+    /// Says in the commit that nothing is in hand, once that has lasted.
+    pub(super) fn mark_idle(&mut self) {
+        let now = Instant::now();
+        for held in self.held.values_mut() {
+            let ticket = held.ticket.clone();
+            let Some(running) = held.running_mut().filter(|running| !running.draining()) else { continue };
+            if let Some(marking) = &mut running.marking {
+                match marking.try_recv() {
+                    Err(tokio::sync::oneshot::error::TryRecvError::Empty) => continue,
+                    Ok(outcomes) if outcomes == [CommitOutcome::Committed] => running.planned = false,
+                    _ => {}
+                }
+                running.marking = None;
+            }
+            if !running.ledger.is_idle() {
+                running.idle_since = None;
+            } else if running.planned && now.duration_since(*running.idle_since.get_or_insert(now)) >= IDLE {
+                let (request, outcome) = mark(&ticket, running.ledger.done());
+                running.marking = Some(outcome);
+                self.commits.push(request);
+            }
+        }
+    }
+
+    /// What is done about once a second.
+    pub(super) fn tick(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.ticked) < TICK {
+            return;
+        }
+        self.ticked = now;
+        self.show();
+        if now.duration_since(self.registry_asked) >= self.settings.registry_refresh {
+            self.registry_asked = now;
+            self.runtime.spawn(refresh(self.services.clone()));
+        }
+        let mut reload = Vec::new();
+        let mut running_partitions = Vec::new();
+        for (partition, held) in &mut self.held {
+            let ticket = held.ticket.clone();
+            let Some(running) = held.running_mut().filter(|running| !running.draining()) else { continue };
+            running_partitions.push(*partition);
+            if running.filter.wants_reload() && running.loading.is_none() {
+                running.loading = Some(Vec::new());
+                reload.push((ticket, running.ledger.place().count));
+            }
+        }
+        for (ticket, count) in reload {
+            self.runtime.spawn(reload_filter(self.services.clone(), ticket, count));
+        }
+        if !self.tick_runs && !running_partitions.is_empty() {
+            self.tick_runs = true;
+            let services = self.services.clone();
+            self.runtime.spawn(async move {
+                if let Err(error) = services.writer.tick(&running_partitions).await {
+                    tracing::warn!(error = %usage_service::error_chain::error_chain(&error), "rolling up failed");
+                }
+                services.link.report(Event::TickDone);
+            });
+        }
+    }
+
+    fn show(&self) {
+        for state in ["running", "taking_over", "stopped"] {
+            let held = self.held.values().filter(|held| held.state_name() == state).count();
+            metrics::gauge!(metric_names::CONSUMER_PARTITIONS, "state" => state).set(count(held));
+        }
+        let filters = || self.held.values().filter_map(Held::running).map(|running| &running.filter);
+        metrics::gauge!(metric_names::CONSUMER_FILTER_IDS)
+            .set(count(filters().map(|filter| filter.len()).sum()));
+        metrics::gauge!(metric_names::CONSUMER_FILTER_BYTES)
+            .set(count(filters().map(|filter| filter.bytes()).sum()));
+        for (partition, age) in self.services.writer.horizon_age_seconds() {
+            let age = count(usize::try_from(age).unwrap_or(usize::MAX));
+            metrics::gauge!(metric_names::STORAGE_HORIZON_AGE_SECONDS, "partition" => partition.to_string())
+                .set(age);
+        }
+        let now = clock::now_millis();
+        for (partition, held) in &self.held {
+            let oldest = held.running().and_then(|running| running.ledger.oldest());
+            let age = oldest.map_or(0, |oldest| now.saturating_sub(oldest).max(0) / 1_000);
+            let age = count(usize::try_from(age).unwrap_or(0));
+            metrics::gauge!(metric_names::CONSUMER_LAG_SECONDS, "partition" => partition.to_string())
+                .set(age);
+        }
+    }
+
+    pub(super) fn show_lag(&self, partition: i32, end: i64) {
+        let Some(running) = self.held.get(&partition).and_then(Held::running) else { return };
+        let lag = end.saturating_sub(running.ledger.done().0).max(0);
+        let lag = count(usize::try_from(lag).unwrap_or(0));
+        metrics::gauge!(metric_names::CONSUMER_LAG_RECORDS, "partition" => partition.to_string()).set(lag);
+    }
+}
+
+/// Asks storage and the registry what a closed batch wants to know.
+async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
+    let mut attempts = Attempts::new("lookup", &ticket);
+    let registry = if question.registry {
+        let Some(registry) = attempts.until_ok(|| services.registry()).await else { return };
+        Some(Arc::new(registry))
+    } else {
+        None
+    };
+    let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
+    let hits = found.len() as u64;
+    let misses = (question.probes.len() as u64).saturating_sub(hits);
+    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
+    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
+    services.link.report(Event::Answered { ticket, registry, found });
+}
+
+async fn refresh(services: Arc<Services>) {
+    match services.registry().await {
+        Ok(registry) => services.link.report(Event::Registry(Arc::new(registry))),
+        // What is known stays; what is not known is read again before it is refused.
+        Err(error) => tracing::warn!(error = %error, "the registry can't be read"),
+    }
+}
+
+async fn reload_filter(services: Arc<Services>, ticket: Ticket, partition_count: i32) {
+    let mut attempts = Attempts::new("filter", &ticket);
+    let load = || load_filter(&services, ticket.partition, partition_count);
+    if let Some(filter) = attempts.until_ok(load).await {
+        services.link.report(Event::FilterLoaded { ticket: ticket.clone(), filter: Box::new(filter) });
+    }
+}

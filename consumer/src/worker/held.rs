@@ -1,0 +1,127 @@
+//! A partition from its assignment to its revocation.
+
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::batch::Limits;
+use crate::budget::Charge;
+use crate::commit::CommitOutcome;
+use crate::filter::IdFilter;
+use crate::ledger::Ledger;
+use crate::ticket::Ticket;
+
+pub struct Held {
+    pub ticket: Ticket,
+    pub since: Instant,
+    /// As librdkafka has it; partitions are paused in the callback that assigns them.
+    pub paused: bool,
+    pub state: State,
+}
+
+pub enum State {
+    TakingOver,
+    Running(Box<Running>),
+    /// Under an alarm until a person has acted and the partition is assigned anew.
+    Stopped,
+}
+
+/// How far a partition is that is being given back.
+#[derive(Debug)]
+pub enum Drain {
+    /// The batch in flight runs.
+    Finishing,
+    /// The last commit runs.
+    Committing(oneshot::Receiver<Vec<CommitOutcome>>),
+    /// Storage rolls up.
+    Flushing,
+    Done,
+}
+
+pub struct Running {
+    pub ledger: Ledger,
+    pub filter: IdFilter,
+    pub limits: Limits,
+    /// True while the committed metadata holds a plan, not the mark that nothing is in hand.
+    pub planned: bool,
+    /// Since when nothing is in hand.
+    pub idle_since: Option<Instant>,
+    /// The commit that says that nothing is in hand, while it runs.
+    pub marking: Option<oneshot::Receiver<Vec<CommitOutcome>>>,
+    /// Position to be set before anything is taken in.
+    pub seek: Option<i64>,
+    /// Ids that became durable while the filter is loaded anew.
+    pub loading: Option<Vec<Uuid>>,
+    pub drain: Option<Drain>,
+}
+
+impl Running {
+    pub fn new(ledger: Ledger, filter: IdFilter, limits: Limits) -> Self {
+        let seek = Some(ledger.position());
+        Self {
+            ledger,
+            filter,
+            limits,
+            planned: true,
+            idle_since: None,
+            marking: None,
+            seek,
+            loading: None,
+            drain: None,
+        }
+    }
+
+    pub fn draining(&self) -> bool {
+        self.drain.is_some()
+    }
+
+    /// True if messages of the partition are welcome.
+    pub fn takes_in(&self) -> bool {
+        self.seek.is_none() && !self.draining() && !self.ledger.is_full(&self.limits)
+    }
+
+    /// The ids of a durable batch, but for refused rows, are what is stored now.
+    pub fn stored<'a>(&mut self, ids: impl Iterator<Item = &'a Uuid>) {
+        for id in ids {
+            self.filter.insert(id);
+            if let Some(loading) = &mut self.loading {
+                loading.push(*id);
+            }
+        }
+    }
+}
+
+impl Held {
+    pub fn new(ticket: Ticket) -> Self {
+        Self { ticket, since: Instant::now(), paused: true, state: State::TakingOver }
+    }
+
+    pub fn running(&self) -> Option<&Running> {
+        match &self.state {
+            State::Running(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    pub fn running_mut(&mut self) -> Option<&mut Running> {
+        match &mut self.state {
+            State::Running(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    /// What it has taken from the budget.
+    pub fn charge(&self) -> Charge {
+        self.running().map_or_else(Charge::default, |running| running.ledger.charge())
+    }
+
+    /// The label of the metric.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            State::TakingOver => "taking_over",
+            State::Running(_) => "running",
+            State::Stopped => "stopped",
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! A pipeline of its own for each test: topics, group, control database and storage database on the run's shared servers.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Header, Headers as _, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
+use secrecy::{SecretSlice, SecretString};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use usage_consumer::config::{Config, SETTINGS};
+use usage_consumer::service::{self, RunError};
+use usage_control::testing::TestDatabase;
+use usage_control::{Control, NewUsageType, SourceKey};
+use usage_devstack::testing;
+use usage_schemas::codec::Encoder;
+use usage_schemas::partition::partition_of;
+use usage_schemas::signature::SigningKey;
+use usage_schemas::{Kind, Quantity, Timestamp, UsageRecord, ids, names};
+use usage_service::clock;
+use usage_service::config::{Cli, load};
+use usage_service::health::Health;
+use usage_service::telemetry::Telemetry;
+use usage_storage::Storage;
+use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
+use usage_storage::query::{RawQuery, StatusFilter, StoredRecord};
+use uuid::Uuid;
+
+pub const SOURCE: &str = "llm-gateway";
+pub const KEY_ID: &str = "k1";
+const KEY: &[u8] = b"the key of the test's only source";
+/// How long anything that should happen may take.
+pub const WITHIN: Duration = Duration::from_secs(60);
+
+pub struct Pipeline {
+    pub topic: String,
+    pub dead_letters: String,
+    pub group: String,
+    pub partitions: i32,
+    pub brokers: String,
+    pub clickhouse: ClickHouseConfig,
+    pub control: Control,
+    pub storage: Arc<ClickHouseStorage>,
+    database: TestDatabase,
+    producer: FutureProducer,
+    signing: SigningKey,
+    encoder: Encoder,
+}
+
+/// A worker inside the test's process.
+pub struct Worker {
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), RunError>>,
+    pub health: Health,
+}
+
+impl Worker {
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        let ended = tokio::time::timeout(Duration::from_secs(10), self.task).await;
+        ended.expect("a worker stops within 10 s").expect("no panic").expect("a clean end");
+    }
+
+    pub async fn ready(&self) {
+        eventually("the worker is ready", || async { self.health.ready().await.is_empty() }).await;
+    }
+}
+
+impl Pipeline {
+    pub async fn start(partitions: i32) -> Self {
+        Self::with_clickhouse(partitions, &testing::clickhouse_url()).await
+    }
+
+    /// On another ClickHouse server than the shared one.
+    pub async fn with_clickhouse(partitions: i32, url: &str) -> Self {
+        let id = Uuid::new_v4().simple().to_string();
+        let brokers = testing::kafka_brokers();
+        let topic = format!("test.records.{id}");
+        let dead_letters = format!("test.dead-letters.{id}");
+        create_topics(&brokers, &[&topic, &dead_letters], partitions).await;
+
+        let database = TestDatabase::create(&testing::control_database_url()).await;
+        let control = database.control().await;
+        control.migrate().await.expect("the control database is migrated");
+        control.init_partitions(partitions).await.expect("the count is recorded");
+        for (name, kind) in [("llm.tokens", Kind::Counter), ("vm.memory", Kind::Gauge)] {
+            let new = NewUsageType { name: name.into(), kind, unit: "1".into(), description: None };
+            control.register_type(&new).await.expect("the type is registered");
+        }
+        let key = SourceKey {
+            source: SOURCE.into(),
+            key_id: KEY_ID.into(),
+            key: SecretSlice::from(KEY.to_vec()),
+            valid_from: 0,
+            valid_until: None,
+        };
+        control.put_source_key(&key).await.expect("the key is put");
+
+        let clickhouse = ClickHouseConfig::new(url, format!("test_{id}")).with_dev_passwords();
+        let storage = Arc::new(ClickHouseStorage::connect(clickhouse.clone()));
+        storage.migrate().await.expect("storage is migrated");
+        let producer = ClientConfig::new()
+            .set("bootstrap.servers", &brokers)
+            .set("linger.ms", "5")
+            .set("queue.buffering.max.messages", "1000000")
+            .create()
+            .expect("a producer");
+        Self {
+            topic,
+            dead_letters,
+            group: format!("test-{id}"),
+            partitions,
+            brokers,
+            clickhouse,
+            control,
+            storage,
+            database,
+            producer,
+            signing: SigningKey::new(KEY_ID, KEY),
+            encoder: Encoder::new(),
+        }
+    }
+
+    /// Settings as `--set` takes them.
+    pub fn settings(&self) -> Vec<String> {
+        vec![
+            format!("kafka.brokers={}", self.brokers),
+            format!("kafka.records_topic={}", self.topic),
+            format!("kafka.dead_letters_topic={}", self.dead_letters),
+            format!("control_database.url={}", self.database.url()),
+            format!("clickhouse.url={}", self.clickhouse.url),
+            format!("clickhouse.database={}", self.clickhouse.database),
+            "clickhouse.writer_password=usage".into(),
+            "clickhouse.reader_password=usage".into(),
+            "clickhouse.maintenance_password=usage".into(),
+            format!("consumer.group={}", self.group),
+            "consumer.session_timeout=6s".into(),
+            "telemetry.listen=127.0.0.1:0".into(),
+        ]
+    }
+
+    pub fn config(&self, more: &[&str]) -> Config {
+        let set = self.settings().into_iter().chain(more.iter().map(|setting| setting.to_string())).collect();
+        load(SETTINGS, &Cli { set, ..Cli::default() }).expect("a configuration")
+    }
+
+    /// Starts a worker in this process.
+    pub fn worker(&self, more: &[&str]) -> Worker {
+        let shutdown = CancellationToken::new();
+        let health = Health::new(Telemetry::detached());
+        let storage: Arc<dyn Storage> = Arc::new(ClickHouseStorage::connect(self.clickhouse.clone()));
+        let task = tokio::spawn(service::run(self.config(more), storage, health.clone(), shutdown.clone()));
+        Worker { shutdown, task, health }
+    }
+
+    /// A record of the test's source, `age` seconds old.
+    pub fn record(&self, tenant: Uuid, key: &str, units: i64) -> UsageRecord {
+        UsageRecord {
+            record_id: ids::record_id(tenant, key),
+            tenant_id: tenant,
+            source: SOURCE.into(),
+            metric: "llm.tokens".into(),
+            kind: Kind::Counter,
+            value: Quantity::from_unscaled(i128::from(units) * 1_000_000_000_000_000_000).expect("in range"),
+            timestamp: Timestamp::from_micros(clock::now_micros() / 1_000_000 * 1_000_000),
+            idempotency_key: Some(key.into()),
+            resource_id: None,
+            resource_type: None,
+            subject_id: None,
+            subject_type: None,
+            metadata: Some(r#"{"model":"m"}"#.into()),
+        }
+    }
+
+    pub fn message(&self, record: &UsageRecord) -> Message {
+        let key = record.tenant_id.to_string().into_bytes();
+        let value = self.encoder.encode(record);
+        let signature = self.signing.sign(&key, &value);
+        let headers = [
+            (names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_RECORD.to_string()),
+            (names::HEADER_SOURCE, record.source.clone()),
+            (names::HEADER_KEY_ID, KEY_ID.into()),
+            (names::HEADER_SIGNATURE, signature),
+        ];
+        Message {
+            partition: partition_of(record.tenant_id, self.partitions),
+            key: Some(key),
+            value: Some(value),
+            headers: headers.map(|(name, value)| (name.to_string(), value.into_bytes())).into(),
+        }
+    }
+
+    /// A signed marker of the test's source.
+    pub fn marker(&self, partition: i32) -> Message {
+        let value =
+            format!(r#"{{"source":"{SOURCE}","outbox":"{}","complete_until":1}}"#, Uuid::nil()).into_bytes();
+        let signature = self.signing.sign(SOURCE.as_bytes(), &value);
+        let headers = [
+            (names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_MARKER.to_string()),
+            (names::HEADER_SOURCE, SOURCE.into()),
+            (names::HEADER_KEY_ID, KEY_ID.into()),
+            (names::HEADER_SIGNATURE, signature),
+        ];
+        Message {
+            partition,
+            key: Some(SOURCE.as_bytes().to_vec()),
+            value: Some(value),
+            headers: headers.map(|(name, value)| (name.to_string(), value.into_bytes())).into(),
+        }
+    }
+
+    /// Produces in order; returns the offsets.
+    pub async fn send(&self, messages: &[Message]) -> Vec<i64> {
+        let sent = messages.iter().map(|message| {
+            let headers = message.headers.iter().fold(OwnedHeaders::new(), |all, (key, value)| {
+                all.insert(Header { key, value: Some(value) })
+            });
+            let record = FutureRecord {
+                topic: &self.topic,
+                partition: Some(message.partition),
+                payload: message.value.as_ref(),
+                key: message.key.as_ref(),
+                timestamp: None,
+                headers: Some(headers),
+            };
+            let result = self.producer.send_result(record);
+            result.map_err(|(error, _)| error).expect("the queue has room")
+        });
+        let sent: Vec<_> = sent.collect();
+        let mut offsets = Vec::with_capacity(sent.len());
+        for delivery in sent {
+            let delivered = delivery.await.expect("the producer lives").map_err(|(error, _)| error);
+            offsets.push(delivered.expect("the broker takes it").offset);
+        }
+        offsets
+    }
+
+    pub async fn send_records(&self, records: &[UsageRecord]) -> Vec<i64> {
+        self.send(&records.iter().map(|record| self.message(record)).collect::<Vec<_>>()).await
+    }
+
+    /// All stored records of a tenant, by their idempotency key.
+    pub async fn stored(&self, tenant: Uuid) -> Vec<StoredRecord> {
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let query = RawQuery {
+                tenant_id: tenant,
+                metrics: vec![],
+                from: 0,
+                to: i64::MAX / 2,
+                status: StatusFilter::All,
+                sources: vec![],
+                subject_ids: vec![],
+                subject_types: vec![],
+                resource_ids: vec![],
+                resource_types: vec![],
+                after,
+                limit: 1_000,
+            };
+            let page = self.storage.reader().raw(&query).await.expect("storage answers");
+            after = page.last().map(|last| (last.timestamp, last.record_id));
+            if page.is_empty() {
+                return all;
+            }
+            all.extend(page);
+        }
+    }
+
+    /// Rows in the records table, whatever their tenant.
+    pub async fn row_count(&self, tenants: &[Uuid]) -> usize {
+        let mut rows = 0;
+        for tenant in tenants {
+            rows += self.stored(*tenant).await.len();
+        }
+        rows
+    }
+
+    /// Everything in the topic of dead letters.
+    pub async fn dead_letters(&self) -> Vec<DeadLetter> {
+        let (brokers, topic, partitions) = (self.brokers.clone(), self.dead_letters.clone(), self.partitions);
+        tokio::task::spawn_blocking(move || read_all(&brokers, &topic, partitions)).await.expect("no panic")
+    }
+
+    /// Committed offset and metadata of a partition.
+    pub async fn committed(&self, partition: i32) -> Option<(i64, String)> {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let read = move || {
+            let consumer = group_consumer(&brokers, &group);
+            let mut list = TopicPartitionList::new();
+            list.add_partition(&topic, partition);
+            let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
+            let elements = list.elements();
+            match elements[0].offset() {
+                Offset::Offset(offset) => Some((offset, elements[0].metadata().to_string())),
+                _ => None,
+            }
+        };
+        tokio::task::spawn_blocking(read).await.expect("no panic")
+    }
+
+    /// Commits for the group while none of its members lives, as an operator or a dead worker did.
+    pub async fn commit(&self, partition: i32, offset: i64, metadata: &str) {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let metadata = metadata.to_string();
+        let write = move || {
+            let consumer = group_consumer(&brokers, &group);
+            let mut list = TopicPartitionList::new();
+            {
+                let mut element = list.add_partition(&topic, partition);
+                element.set_offset(Offset::Offset(offset)).expect("an offset");
+                element.set_metadata(&metadata);
+            }
+            consumer
+                .commit(&list, rdkafka::consumer::CommitMode::Sync)
+                .expect("the empty group takes a commit");
+        };
+        tokio::task::spawn_blocking(write).await.expect("no panic");
+    }
+
+    pub fn control_url(&self) -> SecretString {
+        SecretString::from(self.database.url().to_string())
+    }
+
+    /// Drops the databases; topics end with the stack.
+    pub async fn end(self) {
+        self.control.close().await;
+        self.database.drop().await;
+    }
+}
+
+/// A message as it is produced.
+#[derive(Debug, Clone)]
+pub struct Message {
+    pub partition: i32,
+    pub key: Option<Vec<u8>>,
+    pub value: Option<Vec<u8>>,
+    pub headers: Vec<(String, Vec<u8>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetter {
+    pub key: Option<Vec<u8>>,
+    pub value: Option<Vec<u8>>,
+    /// Without those that start with `dlq-`.
+    pub headers: Vec<(String, Vec<u8>)>,
+    pub dlq: BTreeMap<String, String>,
+}
+
+impl DeadLetter {
+    pub fn reason(&self) -> &str {
+        &self.dlq["dlq-reason"]
+    }
+
+    /// Where it came from: its identity.
+    pub fn origin(&self) -> (String, String) {
+        (self.dlq["dlq-partition"].clone(), self.dlq["dlq-offset"].clone())
+    }
+}
+
+fn group_consumer(brokers: &str, group: &str) -> BaseConsumer {
+    ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", group)
+        .set("enable.auto.commit", "false")
+        .create()
+        .expect("a consumer")
+}
+
+fn read_all(brokers: &str, topic: &str, partitions: i32) -> Vec<DeadLetter> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", format!("read-{}", Uuid::new_v4()))
+        .set("enable.partition.eof", "true")
+        .set("enable.auto.commit", "false")
+        .create()
+        .expect("a consumer");
+    let mut list = TopicPartitionList::new();
+    for partition in 0..partitions {
+        list.add_partition_offset(topic, partition, Offset::Beginning).expect("an offset");
+    }
+    consumer.assign(&list).expect("assigned");
+    let (mut letters, mut ended) = (Vec::new(), 0);
+    let deadline = Instant::now() + WITHIN;
+    while ended < partitions {
+        assert!(Instant::now() < deadline, "the topic of dead letters ends");
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(Ok(message)) => letters.push(letter(&message)),
+            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
+            Some(Err(error)) => panic!("reading dead letters: {error}"),
+            None => {}
+        }
+    }
+    letters
+}
+
+fn letter(message: &rdkafka::message::BorrowedMessage<'_>) -> DeadLetter {
+    let mut letter = DeadLetter {
+        key: message.key().map(<[u8]>::to_vec),
+        value: message.payload().map(<[u8]>::to_vec),
+        headers: Vec::new(),
+        dlq: BTreeMap::new(),
+    };
+    for header in message.headers().into_iter().flat_map(|headers| headers.iter()) {
+        let value = header.value.unwrap_or_default().to_vec();
+        if header.key.starts_with("dlq-") {
+            letter.dlq.insert(header.key.into(), String::from_utf8(value).expect("text"));
+        } else {
+            letter.headers.push((header.key.into(), value));
+        }
+    }
+    letter
+}
+
+pub async fn create_topics(brokers: &str, topics: &[&str], partitions: i32) {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", brokers).create().expect("an admin client");
+    let topics: Vec<NewTopic<'_>> = topics
+        .iter()
+        .map(|topic| {
+            NewTopic::new(topic, partitions, TopicReplication::Fixed(1))
+                .set("cleanup.policy", "delete")
+                .set("message.timestamp.type", "LogAppendTime")
+        })
+        .collect();
+    let results = admin.create_topics(&topics, &AdminOptions::new()).await.expect("kafka answers");
+    for result in results {
+        result.expect("the topic is created");
+    }
+}
+
+/// Waits until `holds`; looks every 50 ms, since what is waited for lies in other processes.
+pub async fn eventually<F, A>(what: &str, holds: F)
+where
+    F: Fn() -> A,
+    A: Future<Output = bool>,
+{
+    let deadline = Instant::now() + WITHIN;
+    while !holds().await {
+        assert!(Instant::now() < deadline, "not within {WITHIN:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Logs of the code under test, with `RUST_LOG`-like directives from `USAGE_TEST_LOG`.
+pub fn logs() {
+    if let Ok(filter) = std::env::var("USAGE_TEST_LOG") {
+        let config = usage_service::telemetry::TelemetryConfig { filter, ..Default::default() };
+        // Tests of one binary share the process.
+        let _ = usage_service::telemetry::init(&config, "test");
+    }
+}
