@@ -1,6 +1,7 @@
 //! Which record ids are stored: all of a partition's tenants for the filter, and single ones exactly.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -13,7 +14,10 @@ use crate::{IdProbe, StorageError, StoredId};
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Ids asked for in one query.
-const PROBES_PER_QUERY: usize = 2_000;
+const PROBES_PER_QUERY: usize = 5_000;
+
+/// Room for the text of that many probes with the longest metrics.
+const MAX_QUERY_SIZE: &str = "4194304";
 
 /// The partition of a tenant as the topic's producers compute it. `kafkaMurmurHash` has the sign bit cleared already.
 pub(crate) fn partition_expression(partition_count: i32) -> String {
@@ -68,16 +72,20 @@ fn decode(bytes: &[u8]) -> Uuid {
 /// Those of the probes that are stored. Most are true repeats and found by the sort key; only the others are looked up by id,
 /// which is dearer (a granule of the projection for each).
 pub(crate) async fn find(client: &Client, probes: &[IdProbe]) -> Result<Vec<StoredId>, StorageError> {
+    let by_ids = client.clone().with_setting("max_query_size", MAX_QUERY_SIZE);
+    // A tuple condition on the sort key together with the id makes 26.7 look for the other columns in the id's projection and
+    // fail (code 10, only on tables with more than a million rows): here the sort key is wanted, so projections are left aside.
+    let by_keys = by_ids.clone().with_setting("optimize_use_projection_filtering", "0");
     let mut found = Vec::new();
     for probes in probes.chunks(PROBES_PER_QUERY) {
         let wanted: HashSet<(Uuid, Uuid)> =
             probes.iter().map(|probe| (probe.tenant_id, probe.record_id)).collect();
         let mut seen = HashSet::new();
-        fetch(client, &by_key(probes), &wanted, &mut seen, &mut found).await?;
+        fetch(&by_keys, &by_key(probes), &wanted, &mut seen, &mut found).await?;
         let rest: Vec<&IdProbe> =
             probes.iter().filter(|probe| !seen.contains(&(probe.tenant_id, probe.record_id))).collect();
         if !rest.is_empty() {
-            fetch(client, &by_id(&rest), &wanted, &mut seen, &mut found).await?;
+            fetch(&by_ids, &by_id(&rest), &wanted, &mut seen, &mut found).await?;
         }
     }
     Ok(found)
@@ -102,35 +110,57 @@ async fn fetch(
     Ok(())
 }
 
+/// The probes travel as one literal that the server parses by columns: half the time of a list of tuples.
+///
 fn by_key(probes: &[IdProbe]) -> String {
-    let mut sql = String::with_capacity(probes.len() * 160 + 200);
+    let mut lines = String::with_capacity(probes.len() * 130);
+    for probe in probes {
+        push_uuid(&mut lines, probe.tenant_id);
+        lines.push('\t');
+        push_field(&mut lines, &probe.metric);
+        write!(lines, "\t{}\t", probe.timestamp).expect("to a String");
+        push_uuid(&mut lines, probe.record_id);
+        lines.push('\n');
+    }
+    let mut sql = String::with_capacity(lines.len() + 400);
     sql.push_str(
         "SELECT tenant_id, record_id, content_hash FROM usage_records \
-         WHERE (tenant_id, metric, timestamp, record_id) IN (",
+         WHERE (tenant_id, metric, timestamp, record_id) IN \
+         (SELECT tenant, metric, fromUnixTimestamp64Micro(micros, 'UTC'), id \
+         FROM format(TSV, 'tenant UUID, metric String, micros Int64, id UUID', ",
     );
-    for (i, probe) in probes.iter().enumerate() {
-        sql.push_str(if i == 0 { "('" } else { ", ('" });
-        push_uuid(&mut sql, probe.tenant_id);
-        sql.push_str("', ");
-        push_literal(&mut sql, &probe.metric);
-        sql.push_str(&format!(", fromUnixTimestamp64Micro({}, 'UTC'), '", probe.timestamp));
-        push_uuid(&mut sql, probe.record_id);
-        sql.push_str("')");
-    }
-    sql.push(')');
+    push_literal(&mut sql, &lines);
+    sql.push_str("))");
     sql
 }
 
 fn by_id(probes: &[&IdProbe]) -> String {
-    let mut sql = String::with_capacity(probes.len() * 40 + 200);
-    sql.push_str("SELECT tenant_id, record_id, content_hash FROM usage_records WHERE record_id IN (");
-    for (i, probe) in probes.iter().enumerate() {
-        sql.push_str(if i == 0 { "'" } else { ", '" });
-        push_uuid(&mut sql, probe.record_id);
-        sql.push('\'');
+    let mut lines = String::with_capacity(probes.len() * 37);
+    for probe in probes {
+        push_uuid(&mut lines, probe.record_id);
+        lines.push('\n');
     }
-    sql.push(')');
+    let mut sql = String::with_capacity(lines.len() + 200);
+    sql.push_str(
+        "SELECT tenant_id, record_id, content_hash FROM usage_records \
+         WHERE record_id IN (SELECT id FROM format(TSV, 'id UUID', ",
+    );
+    push_literal(&mut sql, &lines);
+    sql.push_str("))");
     sql
+}
+
+/// A text as a field of TSV.
+fn push_field(lines: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '\t' => lines.push_str("\\t"),
+            '\n' => lines.push_str("\\n"),
+            '\\' => lines.push_str("\\\\"),
+            '\0' => lines.push_str("\\0"),
+            c => lines.push(c),
+        }
+    }
 }
 
 fn push_uuid(sql: &mut String, id: Uuid) {
