@@ -41,18 +41,11 @@ pub const SERVICES: [Service; 3] = [
 pub fn ports(service: &Service, before: Option<&Part>) -> Result<Vec<u16>> {
     if let Some(part) = before
         && part.ports.len() == service.ports
-        && part.ports.iter().copied().all(ports::is_free)
+        && ports::take(&part.ports)?
     {
         return Ok(part.ports.clone());
     }
-    let mut chosen: Vec<u16> = Vec::new();
-    while chosen.len() < service.ports {
-        let port = ports::free()?;
-        if !chosen.contains(&port) {
-            chosen.push(port);
-        }
-    }
-    Ok(chosen)
+    (0..service.ports).map(|_| ports::free()).collect()
 }
 
 /// Writes its configuration and starts it.

@@ -1,4 +1,9 @@
 //! The real ClickHouse server.
+//!
+//! One thing differs from a server that was installed as such: `clickhouse local` ends its process when a connection's thread
+//! throws before it has a request, that is when a client resets the connection inside the head of a request or sends what is
+//! not HTTP and resets (measured; broken bodies, aborted queries and closed connections do no harm). A test that does such
+//! things on purpose has to start it again.
 
 use std::fs;
 use std::path::{Path, PathBuf};

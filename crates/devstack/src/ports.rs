@@ -1,10 +1,12 @@
 //! Free loopback ports.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -18,35 +20,61 @@ pub fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
-/// A loopback port that nobody listens on, chosen at random so that processes that start at once do not meet.
+/// Ports that were given out: nobody listens on them yet, and another server must not get them meanwhile. Each is the name of
+/// a locked file, so other processes know too; the locks go when this process ends.
+static GIVEN: Mutex<BTreeMap<u16, File>> = Mutex::new(BTreeMap::new());
+
+/// Takes the port for this process; false when another process or another server of this one has it.
+fn claim(port: u16) -> Result<bool> {
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if given.contains_key(&port) {
+        return Ok(false);
+    }
+    let dir = std::env::temp_dir().join(format!("usage-ports-{}", nix::unistd::geteuid()));
+    fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+    let file = File::create(dir.join(port.to_string()))?;
+    let claimed = file.try_lock().is_ok();
+    if claimed {
+        given.insert(port, file);
+    }
+    Ok(claimed)
+}
+
+/// A loopback port that nobody listens on and nobody else was given.
 pub fn free() -> Result<u16> {
     let size = u64::from(RANGE.end - RANGE.start);
     for _ in 0..200 {
         let random = RandomState::new().build_hasher().finish() % size;
         let port = RANGE.start + u16::try_from(random)?;
-        if is_free(port) {
+        if is_free(port) && claim(port)? {
             return Ok(port);
         }
     }
     bail!("no free port between {} and {}", RANGE.start, RANGE.end)
 }
 
+/// Whether all these ports are free; then they are this process's, who may have had them before.
+pub fn take(ports: &[u16]) -> Result<bool> {
+    for port in ports {
+        let ours = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).contains_key(port);
+        if !is_free(*port) || !(ours || claim(*port)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The ports that a server's directory had the last time, if they are still free; else new ones, which are then kept.
 pub fn kept<const N: usize>(dir: &Path) -> Result<[u16; N]> {
     let file = dir.join("ports");
     if let Some(ports) = read(&file)
-        && ports.iter().copied().all(is_free)
+        && take(&ports)?
     {
         return Ok(ports);
     }
     let mut ports = [0; N];
-    for index in 0..N {
-        ports[index] = loop {
-            let port = free()?;
-            if !ports[..index].contains(&port) {
-                break port;
-            }
-        };
+    for port in &mut ports {
+        *port = free()?;
     }
     let text: Vec<String> = ports.iter().map(u16::to_string).collect();
     fs::write(&file, text.join(" ")).with_context(|| format!("writing {}", file.display()))?;
@@ -89,6 +117,17 @@ mod tests {
         let port = free().unwrap();
         assert!(RANGE.contains(&port));
         TcpListener::bind(("127.0.0.1", port)).unwrap();
+    }
+
+    #[test]
+    fn a_port_is_given_out_once_also_among_processes() {
+        let port = free().unwrap();
+        assert!(is_free(port));
+        assert!(!claim(port).unwrap());
+        let dir = std::env::temp_dir().join(format!("usage-ports-{}", nix::unistd::geteuid()));
+        let lock = format!("flock --nonblock '{}/{port}' true", dir.display());
+        let status = std::process::Command::new("sh").args(["-c", &lock]).status().unwrap();
+        assert!(!status.success());
     }
 
     #[test]
