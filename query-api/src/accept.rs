@@ -38,11 +38,13 @@ impl Format {
 /// # Errors
 /// 406 if nothing that is offered is accepted.
 pub fn negotiate(headers: &HeaderMap, offered: &[Format]) -> Result<Format, Failure> {
-    let accept: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let accept: Vec<&str> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     if accept.iter().all(|value| value.trim().is_empty()) {
         return Ok(offered[0]);
     }
-    let ranges: Vec<Range<'_>> = accept.iter().flat_map(|value| value.split(',')).filter_map(Range::parse).collect();
+    let ranges: Vec<Range<'_>> =
+        accept.iter().flat_map(|value| value.split(',')).filter_map(Range::parse).collect();
     let mut best: Option<(u16, Format)> = None;
     for format in offered {
         // The most specific range that fits decides about a type.
@@ -56,7 +58,11 @@ pub fn negotiate(headers: &HeaderMap, offered: &[Format]) -> Result<Format, Fail
         }
     }
     best.map(|(_, format)| format).ok_or_else(|| {
-        let names: Vec<_> = offered.iter().map(|format| format.essence()).map(|(kind, sub)| format!("{kind}/{sub}")).collect();
+        let names: Vec<_> = offered
+            .iter()
+            .map(|format| format.essence())
+            .map(|(kind, sub)| format!("{kind}/{sub}"))
+            .collect();
         Problem::new(kinds::NOT_ACCEPTABLE).with_detail(format!("available: {}", names.join(", "))).into()
     })
 }
@@ -152,6 +158,8 @@ mod tests {
         headers.insert(header::ACCEPT, "application/xml".parse().unwrap());
         let failure = negotiate(&headers, ALL).unwrap_err();
         assert_eq!(failure.0.kind(), kinds::NOT_ACCEPTABLE);
-        assert!(failure.0.to_string().ends_with("available: application/json, text/csv, application/x-ndjson"));
+        assert!(
+            failure.0.to_string().ends_with("available: application/json, text/csv, application/x-ndjson")
+        );
     }
 }

@@ -9,7 +9,11 @@ use crate::query::AggregatedQuery;
 use crate::zones::Zone;
 
 /// The names and cells of the dimensions that a row carries, in the order of the answer.
-fn dimensions<'a>(group_by: GroupBy, row: &'a Row, ids: &'a [Option<String>; 2]) -> impl Iterator<Item = (&'static str, Cell<'a>)> {
+fn dimensions<'a>(
+    group_by: GroupBy,
+    row: &'a Row,
+    ids: &'a [Option<String>; 2],
+) -> impl Iterator<Item = (&'static str, Cell<'a>)> {
     let key = &row.key;
     [
         (group_by.metric, "metric", Cell::text(key.metric.as_deref())),
@@ -100,7 +104,8 @@ pub fn csv_rows(writer: &mut Writer, query: &AggregatedQuery, rows: &[Row]) -> s
     for row in rows {
         let ids = ids(row);
         let (start, end) = (query.zone.format(row.window.start), query.zone.format(row.window.end));
-        let window = [Cell::Plain(&start), Cell::Plain(&end), Cell::Plain(if row.partial { "true" } else { "false" })];
+        let window =
+            [Cell::Plain(&start), Cell::Plain(&end), Cell::Plain(if row.partial { "true" } else { "false" })];
         let cells = dimensions(query.group_by, row, &ids).map(|(_, cell)| cell);
         let value = [Cell::plain(row.value.as_deref()), Cell::text(row.unit.as_deref())];
         writer.record(window.into_iter().chain(cells).chain(value))?;

@@ -23,7 +23,6 @@ pub const PATHS: &[&str] = &[
 
 /// The API with its health paths. `/metrics` is not here: it speaks of all tenants and has a listener of its own.
 pub fn router(app: App, health: &Health) -> Router {
-    let probes = health.router();
     Router::new()
         .route("/v1/usage/aggregated", get(aggregated::get))
         .route("/v1/usage/raw", get(raw::get))
@@ -32,8 +31,7 @@ pub fn router(app: App, health: &Health) -> Router {
         .route("/v1/usage/types", get(types::list).post(types::post))
         .route("/v1/usage/types/{name}", get(types::get))
         .with_state(app)
-        .route_service("/health/live", probes.clone())
-        .route_service("/health/ready", probes)
+        .merge(health.probes())
         .layer(CatchPanicLayer::custom(observe::panicked))
         .layer(axum::middleware::from_fn(observe::layer))
 }

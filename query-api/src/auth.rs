@@ -66,7 +66,10 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
     let missing = || Failure::unauthenticated("send `Authorization: Bearer <token>`", None);
     let value = values.next().ok_or_else(missing)?;
     if values.next().is_some() {
-        return Err(Failure::unauthenticated("the request has more than one Authorization header", Some("invalid_request")));
+        return Err(Failure::unauthenticated(
+            "the request has more than one Authorization header",
+            Some("invalid_request"),
+        ));
     }
     let (scheme, token) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(missing)?;
     let token = token.trim_matches(' ');
@@ -94,7 +97,9 @@ mod tests {
 
     #[test]
     fn anything_else_is_no_token() {
-        for values in [&[][..], &["abc"], &["Basic abc"], &["Bearer"], &["Bearer "], &["Bearer a", "Bearer a"]] {
+        for values in
+            [&[][..], &["abc"], &["Basic abc"], &["Bearer"], &["Bearer "], &["Bearer a", "Bearer a"]]
+        {
             let failure = bearer(&headers(values)).unwrap_err();
             assert_eq!(failure.0.status().as_u16(), 401, "{values:?}");
         }
@@ -102,7 +107,10 @@ mod tests {
 
     #[test]
     fn a_missing_scope_is_refused_with_its_name() {
-        let caller = Caller(SecurityContext::for_tenant(Uuid::from_u128(1), usage_access::Scopes::NONE.with(Scope::Read)));
+        let caller = Caller(SecurityContext::for_tenant(
+            Uuid::from_u128(1),
+            usage_access::Scopes::NONE.with(Scope::Read),
+        ));
         assert!(caller.may(Scope::Read, "reading usage").is_ok());
         let failure = caller.may(Scope::Types, "registering a usage type").unwrap_err();
         assert_eq!(failure.0.status().as_u16(), 403);

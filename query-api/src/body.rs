@@ -23,9 +23,12 @@ pub type Members = Vec<(String, Value)>;
 /// 415, 413, 408 or 400.
 pub async fn object(headers: &HeaderMap, body: Body, most_bytes: usize) -> Result<Members, Failure> {
     if !is_json(headers) {
-        return Err(Problem::new(kinds::UNSUPPORTED_MEDIA_TYPE).with_detail("send `Content-Type: application/json`").into());
+        return Err(Problem::new(kinds::UNSUPPORTED_MEDIA_TYPE)
+            .with_detail("send `Content-Type: application/json`")
+            .into());
     }
-    let too_large = || Problem::new(kinds::PAYLOAD_TOO_LARGE).with_detail(format!("at most {most_bytes} bytes"));
+    let too_large =
+        || Problem::new(kinds::PAYLOAD_TOO_LARGE).with_detail(format!("at most {most_bytes} bytes"));
     let collected = tokio::time::timeout(ARRIVES_WITHIN, Limited::new(body, most_bytes).collect()).await;
     let bytes = match collected {
         Ok(Ok(collected)) => collected.to_bytes(),
@@ -41,7 +44,9 @@ pub async fn object(headers: &HeaderMap, body: Body, most_bytes: usize) -> Resul
     })?;
     for (at, (name, _)) in members.iter().enumerate() {
         if members[..at].iter().any(|(former, _)| former == name) {
-            return Err(Problem::body(pointer(name), "repeated", "the member stands twice in the body").into());
+            return Err(
+                Problem::body(pointer(name), "repeated", "the member stands twice in the body").into()
+            );
         }
     }
     Ok(members)
@@ -101,10 +106,14 @@ mod tests {
 
     #[tokio::test]
     async fn only_json_is_taken() {
-        for content_type in ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""] {
+        for content_type in
+            ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""]
+        {
             assert_eq!(read(content_type, "{}").await.unwrap(), [], "{content_type}");
         }
-        for content_type in ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin1", ""] {
+        for content_type in
+            ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin1", ""]
+        {
             assert_eq!(status(content_type, "{}").await, 415, "{content_type}");
         }
         let failure = object(&HeaderMap::new(), Body::from("{}"), 64).await.unwrap_err();

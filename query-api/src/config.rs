@@ -118,7 +118,9 @@ mod tests {
             "control_database.url=postgres://usage@127.0.0.1/control",
         ];
         cli.set = required.iter().chain(set).map(|text| (*text).to_owned()).collect();
-        let variable = |name: &str| (name == "USAGE_API_CURSOR_KEY").then(|| OsString::from("0123456789abcdef0123456789abcdef"));
+        let variable = |name: &str| {
+            (name == "USAGE_API_CURSOR_KEY").then(|| OsString::from("0123456789abcdef0123456789abcdef"))
+        };
         Resolved::from_parts(SETTINGS, &cli, variable).unwrap().value().unwrap()
     }
 
@@ -135,6 +137,11 @@ mod tests {
     #[test]
     fn a_short_cursor_key_is_refused_by_name() {
         assert!(resolved(&["api.cursor_key=short"]).validate().unwrap_err().contains("api.cursor_key"));
-        assert!(resolved(&["limits.aggregated_rows=0"]).validate().unwrap_err().contains("limits.aggregated_rows"));
+        assert!(
+            resolved(&["limits.aggregated_rows=0"])
+                .validate()
+                .unwrap_err()
+                .contains("limits.aggregated_rows")
+        );
     }
 }

@@ -76,9 +76,14 @@ impl Cursors {
             return Err(CursorError::Invalid);
         }
         let bytes = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| CursorError::Invalid)?;
-        let split = bytes.len().checked_sub(TAG).filter(|split| *split > 1 + HASH).ok_or(CursorError::Invalid)?;
+        let split =
+            bytes.len().checked_sub(TAG).filter(|split| *split > 1 + HASH).ok_or(CursorError::Invalid)?;
         let (signed, tag) = bytes.split_at(split);
-        self.keyed.clone().chain_update(signed).verify_truncated_left(tag).map_err(|_| CursorError::Invalid)?;
+        self.keyed
+            .clone()
+            .chain_update(signed)
+            .verify_truncated_left(tag)
+            .map_err(|_| CursorError::Invalid)?;
         if signed[0] != VERSION {
             return Err(CursorError::Invalid);
         }
@@ -139,6 +144,9 @@ mod tests {
         let cursor = cursors.sign(query, &key());
         assert_eq!(Cursors::new(b"other").open::<RowKey>(query, &cursor), Err(CursorError::Invalid));
         assert_eq!(cursors.open::<RowKey>(QueryHash::of("raw", &"r"), &cursor), Err(CursorError::OtherQuery));
-        assert_eq!(cursors.open::<RowKey>(QueryHash::of("aggregated", &"q"), &cursor), Err(CursorError::OtherQuery));
+        assert_eq!(
+            cursors.open::<RowKey>(QueryHash::of("aggregated", &"q"), &cursor),
+            Err(CursorError::OtherQuery)
+        );
     }
 }

@@ -107,7 +107,8 @@ impl From<StorageError> for Failure {
         match error {
             StorageError::Timeout => {
                 tracing::warn!(error = %chain, "storage did not answer in time");
-                let detail = "storage did not answer in time: ask for a shorter range or fewer groups, or try again";
+                let detail =
+                    "storage did not answer in time: ask for a shorter range or fewer groups, or try again";
                 Problem::new(kinds::TIMEOUT).with_detail(detail).into()
             }
             StorageError::Unavailable(_) | StorageError::Unknown(_) => {
@@ -133,11 +134,16 @@ impl From<RegistryError> for Failure {
         match error {
             RegistryError::Unavailable(_) => {
                 tracing::warn!(error = %chain, "the control database is unavailable");
-                Problem::unavailable("the control database is not reachable at present, try again", RETRY_AFTER).into()
+                Problem::unavailable(
+                    "the control database is not reachable at present, try again",
+                    RETRY_AFTER,
+                )
+                .into()
             }
             RegistryError::Failed(_) => {
                 tracing::error!(error = %chain, "the control database failed");
-                let detail = "the control database refused a statement; the log has the cause under this trace id";
+                let detail =
+                    "the control database refused a statement; the log has the cause under this trace id";
                 Problem::internal().with_detail(detail).into()
             }
         }
@@ -157,7 +163,8 @@ mod tests {
     fn the_documentation_has_a_heading_for_each_type() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/errors.md");
         let text = std::fs::read_to_string(path).unwrap();
-        let mut documented: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("## ")).map(str::trim).collect();
+        let mut documented: Vec<_> =
+            text.lines().filter_map(|line| line.strip_prefix("## ")).map(str::trim).collect();
         let mut declared: Vec<_> =
             kinds::ALL.iter().map(|kind| format!("usage/{} ({})", kind.slug, kind.status.as_u16())).collect();
         documented.sort_unstable();
@@ -182,7 +189,10 @@ mod tests {
 
     #[test]
     fn the_control_database_is_told_apart_from_a_refusal() {
-        assert_eq!(Failure::from(RegistryError::Unavailable(broken())).into_response().status().as_u16(), 503);
+        assert_eq!(
+            Failure::from(RegistryError::Unavailable(broken())).into_response().status().as_u16(),
+            503
+        );
         assert_eq!(Failure::from(RegistryError::Failed(broken())).into_response().status().as_u16(), 500);
     }
 

@@ -6,7 +6,8 @@ use uuid::Uuid;
 use crate::params::Params;
 
 /// Names of the parameters read here, for the list of known ones.
-pub const NAMES: [&str; 6] = ["metric", "source", "subject_id", "subject_type", "resource_id", "resource_type"];
+pub const NAMES: [&str; 6] =
+    ["metric", "source", "subject_id", "subject_type", "resource_id", "resource_type"];
 
 /// Each is empty (no filter) or means any of its values; sorted, so that equal filters are equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -50,7 +50,8 @@ pub async fn layer(mut request: Request, next: Next) -> Response {
         );
         metrics::counter!(HTTP_REQUESTS_TOTAL, "method" => method, "route" => route.clone(), "status" => status.to_string())
             .increment(1);
-        metrics::histogram!(HTTP_REQUEST_SECONDS, "method" => method, "route" => route.clone()).record(latency);
+        metrics::histogram!(HTTP_REQUEST_SECONDS, "method" => method, "route" => route.clone())
+            .record(latency);
         if let (Some(query_type), Some(tenant_id)) = (query_type(&route), tenant_id) {
             let labels = [("tenant_id", tenant_label(tenant_id)), ("query_type", query_type.into())];
             metrics::histogram!(USAGE_QUERY_LATENCY_MS, &labels).record(millis(latency));
@@ -99,7 +100,10 @@ fn as_problem(response: Response, path: &str) -> Response {
         return response;
     }
     let problem = match status {
-        StatusCode::NOT_FOUND => Problem::not_found(format!("there is nothing at this path, the nearest is {}", nearest_path(path))),
+        StatusCode::NOT_FOUND => Problem::not_found(format!(
+            "there is nothing at this path, the nearest is {}",
+            nearest_path(path)
+        )),
         StatusCode::METHOD_NOT_ALLOWED => Problem::new(kinds::METHOD_NOT_ALLOWED),
         StatusCode::PAYLOAD_TOO_LARGE => Problem::new(kinds::PAYLOAD_TOO_LARGE),
         StatusCode::UNSUPPORTED_MEDIA_TYPE => Problem::new(kinds::UNSUPPORTED_MEDIA_TYPE),

@@ -96,7 +96,9 @@ impl Pages {
         loop {
             let part = cut.part(at, windows);
             at = part.to;
-            let question = self.question(part, self.query.aggregation.measure(), after.take(), need - rows.len()).await?;
+            let question = self
+                .question(part, self.query.aggregation.measure(), after.take(), need - rows.len())
+                .await?;
             rows.extend(self.store.aggregate(&question).await?);
             if rows.len() >= need || at >= self.query.to {
                 return Ok(rows);
@@ -260,7 +262,3 @@ fn value(aggregation: Aggregation, row: &AggregateRow) -> Option<String> {
         Aggregation::Latest => row.latest.map(|(_, _, value)| value.to_string()),
     }
 }
-
-#[cfg(test)]
-#[path = "pages/tests.rs"]
-mod tests;

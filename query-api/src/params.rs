@@ -14,13 +14,59 @@ const LATEST: i64 = 7_258_118_400_000_000;
 
 /// Names that other metering systems use, and ours for the same thing.
 const ALIASES: &[(&str, &[&str])] = &[
-    ("from", &["start_time", "start", "starts_at", "starting_on", "timeframe_start", "timestamp_from", "since", "after", "date_from", "gte"]),
-    ("to", &["end_time", "end", "ends_at", "ending_before", "timeframe_end", "timestamp_to", "until", "before", "date_to", "lt"]),
-    ("window_size", &["windowsize", "granularity", "value_grouping_window", "bucket", "bucket_width", "interval", "resolution", "window"]),
+    (
+        "from",
+        &[
+            "start_time",
+            "start",
+            "starts_at",
+            "starting_on",
+            "timeframe_start",
+            "timestamp_from",
+            "since",
+            "after",
+            "date_from",
+            "gte",
+        ],
+    ),
+    (
+        "to",
+        &[
+            "end_time",
+            "end",
+            "ends_at",
+            "ending_before",
+            "timeframe_end",
+            "timestamp_to",
+            "until",
+            "before",
+            "date_to",
+            "lt",
+        ],
+    ),
+    (
+        "window_size",
+        &[
+            "windowsize",
+            "granularity",
+            "value_grouping_window",
+            "bucket",
+            "bucket_width",
+            "interval",
+            "resolution",
+            "window",
+        ],
+    ),
     ("window_time_zone", &["windowtimezone", "time_zone", "timezone", "tz", "zone"]),
     ("metric", &["meter", "meters", "metrics", "usage_type", "event_name", "billable_metric_id", "code"]),
-    ("group_by", &["groupby", "group_key", "group", "dimensions", "dimension_group_by_keys", "group_by_dimensions"]),
-    ("subject_id", &["subject", "customer", "customer_id", "external_customer_id", "external_subscription_id"]),
+    (
+        "group_by",
+        &["groupby", "group_key", "group", "dimensions", "dimension_group_by_keys", "group_by_dimensions"],
+    ),
+    (
+        "subject_id",
+        &["subject", "customer", "customer_id", "external_customer_id", "external_subscription_id"],
+    ),
     ("resource_id", &["resource"]),
     ("source", &["sources", "source_module", "module"]),
     ("aggregation", &["agg", "function", "aggregate", "operation"]),
@@ -61,7 +107,9 @@ impl Params {
             };
             match decode(value) {
                 Err(why) => params.reject(known_name, "invalid_encoding", why),
-                Ok(value) if value.is_empty() => params.reject(known_name, "empty", "the parameter has no value"),
+                Ok(value) if value.is_empty() => {
+                    params.reject(known_name, "empty", "the parameter has no value")
+                }
                 Ok(value) => params.values.entry(known_name).or_default().push(value),
             }
         }
@@ -77,7 +125,11 @@ impl Params {
     pub fn one(&mut self, name: &'static str) -> Option<String> {
         let mut values = self.values.remove(name)?;
         if values.len() > 1 {
-            self.reject(name, "repeated", format!("the parameter takes one value, {} were given", values.len()));
+            self.reject(
+                name,
+                "repeated",
+                format!("the parameter takes one value, {} were given", values.len()),
+            );
         }
         values.pop()
     }
@@ -86,7 +138,11 @@ impl Params {
     pub fn many(&mut self, name: &'static str) -> Vec<String> {
         let mut values = self.values.remove(name).unwrap_or_default();
         if values.len() > MOST_VALUES {
-            self.reject(name, "too_many", format!("at most {MOST_VALUES} values, {} were given", values.len()));
+            self.reject(
+                name,
+                "too_many",
+                format!("at most {MOST_VALUES} values, {} were given", values.len()),
+            );
         }
         values.sort_unstable();
         values.dedup();
@@ -117,7 +173,11 @@ impl Params {
         let micros = match Timestamp::parse(&text) {
             Ok(time) => time.micros(),
             Err(error) => {
-                self.reject(name, "invalid_time", format!("{error}: write it like 2026-01-31T00:00:00Z or 2026-01-31T00:00:00%2B01:00"));
+                self.reject(
+                    name,
+                    "invalid_time",
+                    format!("{error}: write it like 2026-01-31T00:00:00Z or 2026-01-31T00:00:00%2B01:00"),
+                );
                 return None;
             }
         };
@@ -158,7 +218,11 @@ impl Params {
         let names = self.many(name);
         for text in &names {
             if !is_name(text) {
-                self.reject(name, "invalid_name", "a name has 1 to 128 of `a-z 0-9 _ . -` and begins with a letter");
+                self.reject(
+                    name,
+                    "invalid_name",
+                    "a name has 1 to 128 of `a-z 0-9 _ . -` and begins with a letter",
+                );
             }
         }
         names
@@ -220,7 +284,9 @@ pub fn unknown_value(text: &str, known: &[&str]) -> String {
 /// True for a name by the bound of design section 4.
 pub fn is_name(text: &str) -> bool {
     let rest = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(byte);
-    text.len() <= 128 && text.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase()) && text.as_bytes().iter().all(rest)
+    text.len() <= 128
+        && text.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase())
+        && text.as_bytes().iter().all(rest)
 }
 
 /// At most 128 characters of what a caller sent, for use in an answer.
@@ -236,7 +302,9 @@ fn unknown_parameter(name: &str, known: &'static [&'static str]) -> String {
     let joined = plain.replace('_', "");
     let alias = ALIASES
         .iter()
-        .find(|(ours, theirs)| known.contains(ours) && theirs.iter().any(|theirs| theirs.replace('_', "") == joined))
+        .find(|(ours, theirs)| {
+            known.contains(ours) && theirs.iter().any(|theirs| theirs.replace('_', "") == joined)
+        })
         .map(|(ours, _)| *ours);
     let nearest = alias.or_else(|| nearest(&plain, known.iter().copied())).unwrap_or_default();
     format!("unknown parameter, did you mean `{nearest}`? Known: {}", known.join(", "))

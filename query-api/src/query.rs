@@ -127,7 +127,8 @@ impl AggregatedQuery {
 
     /// What a cursor of this query is bound to.
     pub fn hash(&self, tenant_id: Uuid) -> QueryHash {
-        let group_by = [self.group_by.metric, self.group_by.source, self.group_by.subject, self.group_by.resource];
+        let group_by =
+            [self.group_by.metric, self.group_by.source, self.group_by.subject, self.group_by.resource];
         let size = self.size.map(|size| size as u8);
         QueryHash::of(
             "aggregated",
@@ -191,7 +192,9 @@ fn read_cut(
     }
     let Some(size) = size else { return Some(Cut::Total { from, to }) };
     if to - from > i64::from(longest_days) * DAY {
-        let detail = format!("a range that is cut into windows may be at most {longest_days} days long: ask for parts of it");
+        let detail = format!(
+            "a range that is cut into windows may be at most {longest_days} days long: ask for parts of it"
+        );
         params.reject("to", "range_too_long", detail);
         return None;
     }

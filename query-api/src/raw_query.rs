@@ -49,8 +49,11 @@ impl RawQuery {
         let mut params = Params::parse(raw, PARAMETERS);
         let range = params.range();
         let filters = Filters::read(&mut params);
-        let words =
-            [("active", StatusFilter::Active), ("inactive", StatusFilter::Inactive), ("all", StatusFilter::All)];
+        let words = [
+            ("active", StatusFilter::Active),
+            ("inactive", StatusFilter::Inactive),
+            ("all", StatusFilter::All),
+        ];
         let status = params.word("status", &words).unwrap_or_default();
         let limit = read_limit(&mut params);
         if streamed && limit.is_some() {

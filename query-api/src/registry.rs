@@ -114,7 +114,8 @@ impl Catalog {
         }
         let read_at = Instant::now();
         let types = self.bounded(self.registry.usage_types()).await?;
-        let value: Types = Arc::new(types.into_iter().map(|usage_type| (usage_type.name.clone(), usage_type)).collect());
+        let value: Types =
+            Arc::new(types.into_iter().map(|usage_type| (usage_type.name.clone(), usage_type)).collect());
         *cached = Some(Cached { value: value.clone(), read_at });
         Ok(value)
     }
@@ -162,7 +163,3 @@ impl Catalog {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "registry/tests.rs"]
-mod tests;

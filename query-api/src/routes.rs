@@ -19,7 +19,8 @@ use crate::registry::{Catalog, Types};
 /// 200 with a JSON body.
 fn json(value: &impl Serialize) -> Result<Response, Failure> {
     let body = serde_json::to_vec(value).map_err(|error| internal(&error))?;
-    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(Format::Json.content_type()))], body).into_response())
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(Format::Json.content_type()))], body)
+        .into_response())
 }
 
 /// 200 with a body of pages.
@@ -44,11 +45,14 @@ async fn registered(catalog: &Catalog, metrics: &[String]) -> Result<Types, Fail
     let unknown: Vec<&String> = metrics.iter().filter(|metric| !types.contains_key(*metric)).collect();
     let Some(first) = unknown.first() else { return Ok(types) };
     let hint = |metric: &str| match nearest(metric, types.keys().map(String::as_str)) {
-        Some(nearest) => format!("no usage type has the name `{}`, did you mean `{nearest}`?", shortened(metric)),
+        Some(nearest) => {
+            format!("no usage type has the name `{}`, did you mean `{nearest}`?", shortened(metric))
+        }
         None => format!("no usage type has the name `{}`, none is registered yet", shortened(metric)),
     };
     let problem = Problem::new(kinds::UNKNOWN_METRIC).with_detail(hint(first));
-    let problem =
-        unknown.iter().fold(problem, |problem, metric| problem.with_parameter("metric", "unknown_metric", hint(metric)));
+    let problem = unknown
+        .iter()
+        .fold(problem, |problem, metric| problem.with_parameter("metric", "unknown_metric", hint(metric)));
     Err(problem.into())
 }

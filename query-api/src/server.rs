@@ -42,8 +42,8 @@ impl Server {
     }
 
     async fn run_within(self, shutdown: CancellationToken, bound: Duration) -> std::io::Result<()> {
-        let serving =
-            axum::serve(self.listener, self.router).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+        let serving = axum::serve(self.listener, self.router)
+            .with_graceful_shutdown(shutdown.clone().cancelled_owned());
         match graceful(&shutdown, bound, serving.into_future()).await {
             Ok(result) => result,
             Err(late) => {
@@ -71,7 +71,10 @@ mod tests {
         stream
     }
 
-    async fn started(bound: Duration) -> (SocketAddr, CancellationToken, Arc<Notify>, Arc<Notify>, tokio::task::JoinHandle<std::io::Result<()>>) {
+    async fn started(
+        bound: Duration,
+    ) -> (SocketAddr, CancellationToken, Arc<Notify>, Arc<Notify>, tokio::task::JoinHandle<std::io::Result<()>>)
+    {
         let (entered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (inside, wait) = (entered.clone(), release.clone());
         let handler = move || {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use usage_storage::{AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord};
+use usage_storage::{
+    AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
+};
 use uuid::Uuid;
 
 use crate::failure::Failure;

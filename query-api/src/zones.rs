@@ -69,7 +69,8 @@ impl Zone {
             // instant that midnight would have been. (A gap of a whole day lands in the next date.)
             AmbiguousOffset::Gap { before, .. } => {
                 let would_be = at(before)?;
-                let just_after = would_be.checked_add(jiff::SignedDuration::from_nanos(1)).map_err(|_| OutOfCalendar)?;
+                let just_after =
+                    would_be.checked_add(jiff::SignedDuration::from_nanos(1)).map_err(|_| OutOfCalendar)?;
                 self.zone.preceding(just_after).next().map_or(would_be, |change| change.timestamp())
             }
         };
@@ -109,7 +110,10 @@ impl Zone {
     }
 
     fn is_utc(&self) -> bool {
-        matches!(self.name.as_str(), "UTC" | "Etc/UTC" | "Etc/UCT" | "UCT" | "Zulu" | "Etc/Zulu" | "Universal" | "Etc/Universal")
+        matches!(
+            self.name.as_str(),
+            "UTC" | "Etc/UTC" | "Etc/UCT" | "UCT" | "Zulu" | "Etc/Zulu" | "Universal" | "Etc/Universal"
+        )
     }
 }
 
@@ -156,17 +160,29 @@ mod tests {
     #[test]
     fn a_day_starts_when_midnight_is_skipped_at_the_change() {
         // Clocks went from 00:00 to 01:00.
-        assert_eq!(zone("Africa/Cairo").day_start(date(2025, 4, 25)).unwrap(), instant("2025-04-24T22:00:00Z"));
+        assert_eq!(
+            zone("Africa/Cairo").day_start(date(2025, 4, 25)).unwrap(),
+            instant("2025-04-24T22:00:00Z")
+        );
         // Clocks went from 23:30 to 00:30: the date began at half past midnight.
-        assert_eq!(zone("America/Toronto").day_start(date(1919, 3, 31)).unwrap(), instant("1919-03-31T04:30:00Z"));
+        assert_eq!(
+            zone("America/Toronto").day_start(date(1919, 3, 31)).unwrap(),
+            instant("1919-03-31T04:30:00Z")
+        );
     }
 
     #[test]
     fn a_day_starts_at_the_first_of_two_midnights() {
         // Clocks went from 01:00 back to 00:00.
-        assert_eq!(zone("America/Havana").day_start(date(2023, 11, 5)).unwrap(), instant("2023-11-05T04:00:00Z"));
+        assert_eq!(
+            zone("America/Havana").day_start(date(2023, 11, 5)).unwrap(),
+            instant("2023-11-05T04:00:00Z")
+        );
         // Clocks went from 00:01 back to 23:01 of the day before.
-        assert_eq!(zone("America/St_Johns").day_start(date(2006, 10, 29)).unwrap(), instant("2006-10-29T02:30:00Z"));
+        assert_eq!(
+            zone("America/St_Johns").day_start(date(2006, 10, 29)).unwrap(),
+            instant("2006-10-29T02:30:00Z")
+        );
     }
 
     #[test]
@@ -181,15 +197,23 @@ mod tests {
         let budapest = zone("Europe/Budapest");
         assert_eq!(budapest.format(instant("2025-03-29T23:00:00Z")), "2025-03-30T00:00:00+01:00");
         assert_eq!(budapest.format(instant("2025-03-30T22:00:00Z")), "2025-03-31T00:00:00+02:00");
-        assert_eq!(zone("America/St_Johns").format(instant("2025-01-01T00:00:00.000120Z")), "2024-12-31T20:30:00.000120-03:30");
-        assert_eq!(zone("Europe/London").format(instant("2025-01-01T00:00:00Z")), "2025-01-01T00:00:00+00:00");
+        assert_eq!(
+            zone("America/St_Johns").format(instant("2025-01-01T00:00:00.000120Z")),
+            "2024-12-31T20:30:00.000120-03:30"
+        );
+        assert_eq!(
+            zone("Europe/London").format(instant("2025-01-01T00:00:00Z")),
+            "2025-01-01T00:00:00+00:00"
+        );
         assert_eq!(Zone::utc().format(instant("2025-01-01T00:00:00Z")), "2025-01-01T00:00:00Z");
     }
 
     #[test]
     fn an_offset_with_seconds_still_names_the_instant() {
         let amsterdam = zone("Europe/Amsterdam");
-        for (name, at) in [("Europe/Amsterdam", -1_800_000_000_000_000_i64), ("America/New_York", -3_000_000_000_000_000)] {
+        for (name, at) in
+            [("Europe/Amsterdam", -1_800_000_000_000_000_i64), ("America/New_York", -3_000_000_000_000_000)]
+        {
             let text = zone(name).format(at);
             assert_eq!(instant(&text), at, "{text}");
         }

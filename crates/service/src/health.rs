@@ -160,11 +160,12 @@ impl Health {
 
     /// The routes, to be merged into a process's own.
     pub fn router(&self) -> Router {
-        Router::new()
-            .route("/health/live", get(live))
-            .route("/health/ready", get(ready))
-            .route("/metrics", get(metrics))
-            .with_state(self.clone())
+        self.probes().merge(Router::new().route("/metrics", get(metrics)).with_state(self.clone()))
+    }
+
+    /// The routes without `/metrics`, for a listener that strangers reach: metrics speak of all tenants.
+    pub fn probes(&self) -> Router {
+        Router::new().route("/health/live", get(live)).route("/health/ready", get(ready)).with_state(self.clone())
     }
 }
 

@@ -2,7 +2,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-const KNOWN: &[&str] = &["from", "to", "metric", "group_by", "window_size", "window_time_zone", "subject_id", "source", "limit", "cursor", "fill"];
+const KNOWN: &[&str] = &[
+    "from",
+    "to",
+    "metric",
+    "group_by",
+    "window_size",
+    "window_time_zone",
+    "subject_id",
+    "source",
+    "limit",
+    "cursor",
+    "fill",
+];
 
 fn faults(raw: &str, read: impl FnOnce(&mut Params)) -> Vec<(String, &'static str, String)> {
     let mut params = Params::parse(Some(raw), KNOWN);
@@ -38,22 +50,32 @@ fn strangers_learn_our_names_in_one_call() {
 
 #[test]
 fn all_faults_are_told_at_once() {
-    let found = faults("from=2026-01-01&to=2026-01-02T00:00:00+01:00&metrik=a&limit=5&limit=6&subject_id=x", |params| {
-        params.range();
-        params.one("limit");
-        params.uuids("subject_id");
-    });
+    let found = faults(
+        "from=2026-01-01&to=2026-01-02T00:00:00+01:00&metrik=a&limit=5&limit=6&subject_id=x",
+        |params| {
+            params.range();
+            params.one("limit");
+            params.uuids("subject_id");
+        },
+    );
     let mut codes: Vec<_> = found.iter().map(|(parameter, code, _)| format!("{parameter}:{code}")).collect();
     codes.sort();
     assert_eq!(
         codes,
-        ["from:invalid_time", "limit:repeated", "metrik:unknown_parameter", "subject_id:invalid_uuid", "to:space_in_time"]
+        [
+            "from:invalid_time",
+            "limit:repeated",
+            "metrik:unknown_parameter",
+            "subject_id:invalid_uuid",
+            "to:space_in_time"
+        ]
     );
 }
 
 #[test]
 fn a_space_in_a_time_says_how_to_write_a_plus() {
-    for raw in ["to=2026-01-01T00:00:00+01:00", "to=2026-01-01%2000:00:00Z", "to=2026-01-01T00:00:00%2001:00"] {
+    for raw in ["to=2026-01-01T00:00:00+01:00", "to=2026-01-01%2000:00:00Z", "to=2026-01-01T00:00:00%2001:00"]
+    {
         let found = faults(raw, |params| {
             params.time("to");
         });
@@ -67,7 +89,9 @@ fn a_space_in_a_time_says_how_to_write_a_plus() {
 
 #[test]
 fn undecodable_text_is_refused_by_name() {
-    for raw in ["metric=%", "metric=%4", "metric=%zz", "metric=%ff", "metric=%C3", "metric=a%00b", "metric=%+1"] {
+    for raw in
+        ["metric=%", "metric=%4", "metric=%zz", "metric=%ff", "metric=%C3", "metric=a%00b", "metric=%+1"]
+    {
         let found = faults(raw, |_| ());
         assert_eq!((found[0].0.as_str(), found[0].1), ("metric", "invalid_encoding"), "{raw}");
     }
@@ -85,14 +109,21 @@ fn empty_and_missing_values_are_faults() {
     for raw in ["metric=", "metric", "metric=&metric=a"] {
         assert_eq!(faults(raw, |_| ())[0].1, "empty", "{raw}");
     }
-    assert_eq!(faults("", |params| { params.time("from"); })[0].1, "missing");
+    assert_eq!(
+        faults("", |params| {
+            params.time("from");
+        })[0]
+            .1,
+        "missing"
+    );
     assert!(Params::parse(None, KNOWN).is_clean());
     assert!(Params::parse(Some("&&"), KNOWN).is_clean());
 }
 
 #[test]
 fn problem_81_repeated_and_encoded_filters_are_kept() {
-    let mut params = Params::parse(Some("source=b&source=a&group%5Fby=metric&group_by=source,subject&source=a"), KNOWN);
+    let mut params =
+        Params::parse(Some("source=b&source=a&group%5Fby=metric&group_by=source,subject&source=a"), KNOWN);
     assert_eq!(params.many("source"), ["a", "b"]);
     assert_eq!(params.list("group_by"), ["metric", "source", "subject"]);
     assert!(params.is_clean());
@@ -123,7 +154,15 @@ fn problem_34_a_filter_is_a_name_and_nothing_else() {
         params.names("source");
     });
     assert_eq!((found[0].0.as_str(), found[0].1), ("source", "invalid_name"));
-    for (text, ok) in [("a", true), ("llm-gateway.v1_2", true), ("A", false), ("1a", false), ("", false), ("ä", false), ("a b", false)] {
+    for (text, ok) in [
+        ("a", true),
+        ("llm-gateway.v1_2", true),
+        ("A", false),
+        ("1a", false),
+        ("", false),
+        ("ä", false),
+        ("a b", false),
+    ] {
         assert_eq!(is_name(text), ok, "{text}");
     }
     assert!(is_name(&"a".repeat(128)) && !is_name(&"a".repeat(129)));

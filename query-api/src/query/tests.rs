@@ -29,7 +29,9 @@ fn all_metrics_need_to_be_kept_apart() {
 
 #[test]
 fn every_fault_is_told() {
-    let mut found = codes("aggregation=total&window_size=YEAR&window_time_zone=Mars/Base&group_by=day&fill=null&metric=a&fill=zero");
+    let mut found = codes(
+        "aggregation=total&window_size=YEAR&window_time_zone=Mars/Base&group_by=day&fill=null&metric=a&fill=zero",
+    );
     found.sort();
     assert_eq!(
         found,
@@ -67,7 +69,10 @@ fn an_empty_range_has_no_windows() {
 fn equal_questions_hash_equally_and_no_others() {
     let tenant = Uuid::from_u128(1);
     let base = read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(tenant);
-    assert_eq!(base, read("group_by=source&group_by=metric&metric=b&metric=a&window_size=HOUR").unwrap().hash(tenant));
+    assert_eq!(
+        base,
+        read("group_by=source&group_by=metric&metric=b&metric=a&window_size=HOUR").unwrap().hash(tenant)
+    );
     for other in [
         "metric=a&group_by=metric,source&window_size=PT1H",
         "metric=a&metric=b&group_by=metric&window_size=PT1H",
@@ -81,7 +86,10 @@ fn equal_questions_hash_equally_and_no_others() {
     ] {
         assert_ne!(base, read(other).unwrap().hash(tenant), "{other}");
     }
-    assert_ne!(base, read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(Uuid::from_u128(2)));
+    assert_ne!(
+        base,
+        read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(Uuid::from_u128(2))
+    );
 }
 
 #[test]

@@ -33,7 +33,8 @@ pub async fn get(
     let types = registered(&app.catalog, &query.filters.metrics).await?;
     same_unit(&query, &types)?;
     let hash = query.hash(caller.tenant_id());
-    let after: Option<RowKey> = query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
+    let after: Option<RowKey> =
+        query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
     let mut pages = Pages::new(
         app.store.clone(),
         app.catalog.clone(),
@@ -72,11 +73,15 @@ fn same_unit(query: &AggregatedQuery, types: &Types) -> Result<(), Failure> {
     if query.group_by.metric || query.aggregation == Aggregation::Count {
         return Ok(());
     }
-    let units: std::collections::BTreeSet<_> = metrics.iter().filter_map(|metric| types.get(metric)).map(|found| &found.unit).collect();
+    let units: std::collections::BTreeSet<_> =
+        metrics.iter().filter_map(|metric| types.get(metric)).map(|found| &found.unit).collect();
     if units.len() <= 1 {
         return Ok(());
     }
     let units: Vec<_> = units.into_iter().map(String::as_str).collect();
-    let detail = format!("the metrics have different units ({}), which don't add: add `group_by=metric`", units.join(", "));
+    let detail = format!(
+        "the metrics have different units ({}), which don't add: add `group_by=metric`",
+        units.join(", ")
+    );
     Err(Failure::parameter("metric", "needs_group_by", detail))
 }

@@ -45,9 +45,11 @@ pub async fn get(
     let query = Arc::new(RawQuery::read(raw.as_deref(), format != Format::Json)?);
     registered(&app.catalog, &query.filters.metrics).await?;
     let hash = query.hash(caller.tenant_id());
-    let after: Option<Position> = query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
+    let after: Option<Position> =
+        query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
     let limit = if format == Format::Json { query.page_rows() } else { STREAM_ROWS };
-    let pages = Pages { app: app.clone(), tenant_id: caller.tenant_id(), query: query.clone(), format, limit };
+    let pages =
+        Pages { app: app.clone(), tenant_id: caller.tenant_id(), query: query.clone(), format, limit };
     // The first page comes before the head of the answer, so that what fails at once is a problem.
     let (records, next) = pages.page(after).await?;
     if format != Format::Json {
@@ -71,7 +73,9 @@ struct Pages {
     limit: usize,
 }
 
-async fn next_piece((pages, after): (Pages, Position)) -> Result<(Bytes, Option<(Pages, Position)>), Failure> {
+async fn next_piece(
+    (pages, after): (Pages, Position),
+) -> Result<(Bytes, Option<(Pages, Position)>), Failure> {
     let (records, next) = pages.page(Some(after)).await?;
     Ok((pages.text(&records, false)?, next.map(|next| (pages, next))))
 }
@@ -92,7 +96,8 @@ impl Pages {
         if self.format == Format::NdJson {
             let mut text = Vec::new();
             for record in records {
-                serde_json::to_writer(&mut text, &JsonRecord::one_line(record)).map_err(|error| internal(&error))?;
+                serde_json::to_writer(&mut text, &JsonRecord::one_line(record))
+                    .map_err(|error| internal(&error))?;
                 text.push(b'\n');
             }
             return Ok(text.into());

@@ -133,18 +133,28 @@ fn read(members: Members) -> Result<NewUsageType, Failure> {
             }
             (unknown, _) => {
                 let nearest = nearest(unknown, MEMBERS).unwrap_or_default();
-                problem = problem.with_pointer(place, "unknown_member", format!("unknown member, did you mean `{nearest}`?"));
+                problem = problem.with_pointer(
+                    place,
+                    "unknown_member",
+                    format!("unknown member, did you mean `{nearest}`?"),
+                );
             }
         }
     }
     for (member, missing) in [("name", name.is_none()), ("kind", kind.is_none()), ("unit", unit.is_none())] {
         let place = pointer(member);
-        if missing && !problem.errors().iter().any(|error| error.place == usage_service::problem::Place::Pointer(place.clone())) {
+        if missing
+            && !problem
+                .errors()
+                .iter()
+                .any(|error| error.place == usage_service::problem::Place::Pointer(place.clone()))
+        {
             problem = problem.with_pointer(place, "missing", "the member is required");
         }
     }
     // Each text is judged beside good ones, so that all faults are found.
-    let good = NewUsageType { name: "a".to_owned(), kind: Kind::Counter, unit: "a".to_owned(), description: None };
+    let good =
+        NewUsageType { name: "a".to_owned(), kind: Kind::Counter, unit: "a".to_owned(), description: None };
     let probes = [
         name.clone().map(|name| NewUsageType { name, ..good.clone() }),
         unit.clone().map(|unit| NewUsageType { unit, ..good.clone() }),
@@ -169,8 +179,10 @@ fn read(members: Members) -> Result<NewUsageType, Failure> {
 }
 
 fn different(new: &NewUsageType, found: &UsageType) -> Failure {
-    let mut problem =
-        Problem::conflict(format!("the usage type `{}` is registered with other content, and stays as it is", found.name));
+    let mut problem = Problem::conflict(format!(
+        "the usage type `{}` is registered with other content, and stays as it is",
+        found.name
+    ));
     if new.kind != found.kind {
         problem = problem.with_pointer("/kind", "differs", format!("registered: {}", found.kind.as_str()));
     }
@@ -210,8 +222,18 @@ mod tests {
 
     #[test]
     fn a_type_is_read() {
-        let new = read(members(json!({"name": "tokens", "kind": "gauge", "unit": "token", "description": null}))).unwrap();
-        assert_eq!(new, NewUsageType { name: "tokens".to_owned(), kind: Kind::Gauge, unit: "token".to_owned(), description: None });
+        let new =
+            read(members(json!({"name": "tokens", "kind": "gauge", "unit": "token", "description": null})))
+                .unwrap();
+        assert_eq!(
+            new,
+            NewUsageType {
+                name: "tokens".to_owned(),
+                kind: Kind::Gauge,
+                unit: "token".to_owned(),
+                description: None
+            }
+        );
     }
 
     #[test]
@@ -221,7 +243,10 @@ mod tests {
             faults(json!({"name": "Tokens", "kind": "histogram", "unit": " x", "descripton": "d"})),
             ["/descripton:unknown_member", "/kind:unknown_value", "/name:invalid", "/unit:invalid"]
         );
-        assert_eq!(faults(json!({"name": 1, "kind": "counter", "unit": null})), ["/name:wrong_type", "/unit:wrong_type"]);
+        assert_eq!(
+            faults(json!({"name": 1, "kind": "counter", "unit": null})),
+            ["/name:wrong_type", "/unit:wrong_type"]
+        );
         assert_eq!(faults(json!({"name": "", "kind": "counter", "unit": "x"})), ["/name:invalid"]);
     }
 }

@@ -27,7 +27,11 @@ fn case_rows(file: &str) -> Vec<Vec<String>> {
         std::path::PathBuf::from,
     );
     let text = std::fs::read_to_string(directory.join(file)).unwrap();
-    text.lines().skip(1).filter(|line| !line.is_empty()).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+    text.lines()
+        .skip(1)
+        .filter(|line| !line.is_empty())
+        .map(|line| line.split('\t').map(str::to_owned).collect())
+        .collect()
 }
 
 #[test]
@@ -42,7 +46,8 @@ fn every_row_of_day_windows() {
         let grid = Grid::new(WindowSize::Day, &zone, start + 1, end - 1).unwrap();
         assert_eq!(grid.windows().collect::<Vec<_>>(), [Window { start, end }], "{row:?}");
         // Lord Howe Island has days of 23.5 and 24.5 hours.
-        let (whole, half) = row[4].split_once('.').map_or((row[4].as_str(), false), |(whole, half)| (whole, half == "5"));
+        let (whole, half) =
+            row[4].split_once('.').map_or((row[4].as_str(), false), |(whole, half)| (whole, half == "5"));
         let minutes = whole.parse::<i64>().unwrap() * 60 + if half { 30 } else { 0 };
         assert_eq!(end - start, minutes * MINUTE, "{row:?}");
         // The hours of the day begin where the day does and fill it; the last may be shorter.
@@ -113,7 +118,8 @@ fn problem_31_months_begin_on_the_edges_of_the_world() {
 #[test]
 fn problem_44_hours_divide_the_day_in_odd_zones() {
     // The clock goes back by half an hour at 02:00: 24.5 hours, the last window is half an hour long.
-    let lord_howe = grid(WindowSize::Hour, "Australia/Lord_Howe", "2025-04-05T13:00:00Z", "2025-04-06T13:30:00Z");
+    let lord_howe =
+        grid(WindowSize::Hour, "Australia/Lord_Howe", "2025-04-05T13:00:00Z", "2025-04-06T13:30:00Z");
     let windows: Vec<_> = lord_howe.windows().collect();
     assert_eq!(windows.len(), 25);
     assert_eq!(windows[24].end - windows[24].start, 30 * MINUTE);
@@ -161,7 +167,9 @@ fn an_hour_repeated_before_midnight_belongs_to_the_day_that_has_begun() {
 
 #[test]
 fn parts_follow_one_another_without_gap() {
-    for (size, chunk) in [(WindowSize::Minute, 100), (WindowSize::Hour, 30), (WindowSize::Day, 2), (WindowSize::Month, 1)] {
+    for (size, chunk) in
+        [(WindowSize::Minute, 100), (WindowSize::Hour, 30), (WindowSize::Day, 2), (WindowSize::Month, 1)]
+    {
         let grid = grid(size, "Africa/Cairo", "2025-04-20T13:07:11.5Z", "2025-05-12T01:00:00.000001Z");
         let mut at = instant("2025-04-20T13:07:11.5Z");
         let mut parts = 0;

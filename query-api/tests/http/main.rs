@@ -1,0 +1,14 @@
+//! The API as a caller sees it, over stores in memory; `real` has the real ones.
+
+mod aggregated;
+mod auth;
+mod catalog;
+mod errors;
+mod fill;
+mod memory;
+mod paging;
+mod raw;
+mod streams;
+mod support;
+mod types;
+mod windows;

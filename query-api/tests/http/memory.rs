@@ -1,0 +1,287 @@
+//! A storage reader and a registry in memory: a second implementation of the traits, plain enough to be seen to be right.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use ethnum::I256;
+use usage_control::{NewUsageType, Registration, UsageType};
+use usage_query_api::registry::{Registry, RegistryError};
+use usage_schemas::{Kind, Quantity};
+use usage_storage::{
+    AggregateQuery, AggregateRow, PartitionCounts, RawQuery, Reader, RowKey, SourceWatermark, StatusFilter,
+    StorageError, StoredRecord, Windows,
+};
+use uuid::Uuid;
+
+/// How a store behaves when it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mood {
+    #[default]
+    Well,
+    /// Well for so many more calls, then away.
+    AwayAfter(usize),
+    Hangs,
+    Panics,
+    Broken,
+}
+
+/// Records in memory.
+#[derive(Default)]
+pub struct Memory {
+    records: Mutex<Vec<StoredRecord>>,
+    mood: Mutex<Mood>,
+    calls: Mutex<usize>,
+}
+
+impl Memory {
+    pub fn add(&self, record: StoredRecord) {
+        lock(&self.records).push(record);
+    }
+
+    pub fn set_mood(&self, mood: Mood) {
+        *lock(&self.mood) = mood;
+    }
+
+    /// How often it was asked.
+    pub fn calls(&self) -> usize {
+        *lock(&self.calls)
+    }
+
+    async fn behave(&self) -> Result<(), StorageError> {
+        *lock(&self.calls) += 1;
+        let away = || StorageError::Unavailable("connection refused".into());
+        let mood = *lock(&self.mood);
+        match mood {
+            Mood::Well => Ok(()),
+            Mood::AwayAfter(0) => Err(away()),
+            Mood::AwayAfter(left) => {
+                self.set_mood(Mood::AwayAfter(left - 1));
+                Ok(())
+            }
+            Mood::Hangs => std::future::pending().await,
+            Mood::Panics => panic!("a bug in the reader"),
+            Mood::Broken => Err(StorageError::Inconsistent("secret detail of the server".to_owned())),
+        }
+    }
+
+    fn select(&self, keep: impl Fn(&StoredRecord) -> bool) -> Vec<StoredRecord> {
+        lock(&self.records).iter().filter(|record| keep(record)).cloned().collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn any_of<T: PartialEq>(wanted: &[T], value: Option<&T>) -> bool {
+    wanted.is_empty() || value.is_some_and(|value| wanted.contains(value))
+}
+
+fn window_of(windows: &Windows, from: i64, timestamp: i64) -> i64 {
+    let start = |starts: &[i64]| {
+        *starts.iter().rev().find(|start| **start <= timestamp).expect("starts cover the range")
+    };
+    match windows {
+        Windows::Total => from,
+        Windows::Starts(starts) => start(starts),
+        Windows::Within { days, width } => {
+            let day = start(days);
+            day + (timestamp - day) / width * width
+        }
+    }
+}
+
+#[async_trait]
+impl Reader for Memory {
+    async fn aggregate(&self, query: &AggregateQuery) -> Result<Vec<AggregateRow>, StorageError> {
+        self.behave().await?;
+        assert!(query.from < query.to, "an empty range is not storage's business");
+        let found = self.select(|record| {
+            record.active
+                && record.tenant_id == query.tenant_id
+                && (query.from..query.to).contains(&record.timestamp)
+                && any_of(&query.metrics, Some(&record.metric))
+                && any_of(&query.sources, Some(&record.source))
+                && any_of(&query.subject_ids, record.subject_id.as_ref())
+                && any_of(&query.subject_types, record.subject_type.as_ref())
+                && any_of(&query.resource_ids, record.resource_id.as_ref())
+                && any_of(&query.resource_types, record.resource_type.as_ref())
+        });
+        let mut rows: BTreeMap<RowKey, AggregateRow> = BTreeMap::new();
+        for record in found {
+            let by = query.group_by;
+            let key = RowKey {
+                window_start: window_of(&query.windows, query.from, record.timestamp),
+                metric: by.metric.then(|| record.metric.clone()),
+                source: by.source.then(|| record.source.clone()),
+                subject_id: record.subject_id.filter(|_| by.subject),
+                subject_type: record.subject_type.clone().filter(|_| by.subject),
+                resource_id: record.resource_id.filter(|_| by.resource),
+                resource_type: record.resource_type.clone().filter(|_| by.resource),
+            };
+            let row = rows.entry(key.clone()).or_insert(AggregateRow {
+                key,
+                count: 0,
+                sum: I256::ZERO,
+                min: None,
+                max: None,
+                latest: None,
+            });
+            row.count += 1;
+            row.sum += I256::from(record.value.unscaled());
+            if query.measure.min_max {
+                row.min = Some(row.min.map_or(record.value, |min| min.min(record.value)));
+                row.max = Some(row.max.map_or(record.value, |max| max.max(record.value)));
+            }
+            if query.measure.latest {
+                let sample = (record.timestamp, record.record_id, record.value);
+                row.latest = row.latest.max(Some(sample));
+            }
+        }
+        let rows = rows.into_values().filter(|row| query.after.as_ref().is_none_or(|after| row.key > *after));
+        Ok(rows.take(query.limit).collect())
+    }
+
+    async fn raw(&self, query: &RawQuery) -> Result<Vec<StoredRecord>, StorageError> {
+        self.behave().await?;
+        let mut found = self.select(|record| {
+            record.tenant_id == query.tenant_id
+                && (query.from..query.to).contains(&record.timestamp)
+                && match query.status {
+                    StatusFilter::Active => record.active,
+                    StatusFilter::Inactive => !record.active,
+                    StatusFilter::All => true,
+                }
+                && any_of(&query.metrics, Some(&record.metric))
+                && any_of(&query.sources, Some(&record.source))
+                && any_of(&query.subject_ids, record.subject_id.as_ref())
+                && any_of(&query.subject_types, record.subject_type.as_ref())
+                && any_of(&query.resource_ids, record.resource_id.as_ref())
+                && any_of(&query.resource_types, record.resource_type.as_ref())
+                && query.after.is_none_or(|after| (record.timestamp, record.record_id) > after)
+        });
+        found.sort_by_key(|record| (record.timestamp, record.record_id));
+        found.truncate(query.limit);
+        Ok(found)
+    }
+
+    async fn record(&self, tenant_id: Uuid, record_id: Uuid) -> Result<Option<StoredRecord>, StorageError> {
+        self.behave().await?;
+        Ok(self.select(|record| record.tenant_id == tenant_id && record.record_id == record_id).pop())
+    }
+
+    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
+        self.behave().await?;
+        let mut sources: BTreeMap<String, SourceWatermark> = BTreeMap::new();
+        for record in self.select(|record| record.tenant_id == tenant_id) {
+            let found = sources.entry(record.source.clone()).or_insert(SourceWatermark {
+                source: record.source,
+                records: 0,
+                latest_timestamp: i64::MIN,
+                latest_ingested_at: i64::MIN,
+            });
+            found.records += 1;
+            found.latest_timestamp = found.latest_timestamp.max(record.timestamp);
+            found.latest_ingested_at = found.latest_ingested_at.max(record.ingested_at);
+        }
+        Ok(sources.into_values().collect())
+    }
+}
+
+/// Usage types in memory.
+#[derive(Default)]
+pub struct MemoryRegistry {
+    types: Mutex<BTreeMap<String, UsageType>>,
+    away: Mutex<bool>,
+    reads: Mutex<usize>,
+}
+
+impl MemoryRegistry {
+    pub fn set_away(&self, away: bool) {
+        *lock(&self.away) = away;
+    }
+
+    /// How often the types were read.
+    pub fn reads(&self) -> usize {
+        *lock(&self.reads)
+    }
+
+    /// Registers a type behind the API's back, as another instance does.
+    pub fn put(&self, name: &str, kind: Kind, unit: &str) {
+        let new = NewUsageType { name: name.to_owned(), kind, unit: unit.to_owned(), description: None };
+        lock(&self.types).insert(name.to_owned(), stored(&new));
+    }
+
+    fn answers(&self) -> Result<(), RegistryError> {
+        if *lock(&self.away) { Err(RegistryError::Unavailable("connection refused".into())) } else { Ok(()) }
+    }
+}
+
+fn stored(new: &NewUsageType) -> UsageType {
+    UsageType {
+        name: new.name.clone(),
+        version: 1,
+        kind: new.kind,
+        unit: new.unit.clone(),
+        description: new.description.clone(),
+        valid_from: None,
+        created_at: 1_767_225_600_000_000,
+    }
+}
+
+#[async_trait]
+impl Registry for MemoryRegistry {
+    async fn usage_types(&self) -> Result<Vec<UsageType>, RegistryError> {
+        self.answers()?;
+        *lock(&self.reads) += 1;
+        Ok(lock(&self.types).values().cloned().collect())
+    }
+
+    async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError> {
+        self.answers()?;
+        let mut types = lock(&self.types);
+        let wanted = stored(new);
+        Ok(match types.get(&new.name) {
+            Some(found) if *found == wanted => Registration::Unchanged(found.clone()),
+            Some(found) => Registration::Different(found.clone()),
+            None => {
+                types.insert(new.name.clone(), wanted.clone());
+                Registration::Created(wanted)
+            }
+        })
+    }
+
+    async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
+        self.answers()?;
+        Ok(PartitionCounts { current: 12, known: vec![12] })
+    }
+
+    async fn ping(&self) -> Result<(), RegistryError> {
+        self.answers()
+    }
+}
+
+/// A record of a tenant with what most tests do not care about.
+pub fn record(tenant_id: Uuid, metric: &str, value: &str, timestamp: &str) -> StoredRecord {
+    let timestamp = usage_schemas::Timestamp::parse(timestamp).unwrap().micros();
+    StoredRecord {
+        record_id: Uuid::now_v7(),
+        tenant_id,
+        source: "gateway".to_owned(),
+        metric: metric.to_owned(),
+        kind: Kind::Counter,
+        value: Quantity::parse(value).unwrap(),
+        timestamp,
+        idempotency_key: None,
+        resource_id: None,
+        resource_type: None,
+        subject_id: None,
+        subject_type: None,
+        metadata: None,
+        active: true,
+        ingested_at: timestamp + 1_000_000,
+        inactive_at: None,
+        version: 1,
+    }
+}
