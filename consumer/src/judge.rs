@@ -181,3 +181,158 @@ fn check_id(record: &RecordRef<'_>) -> Result<(), Refusal> {
     fits.then_some(())
         .ok_or_else(|| Refusal::new(Reason::IdMismatch, "record_id: not the id of the identity"))
 }
+
+#[cfg(test)]
+mod tests {
+    use usage_schemas::codec::Encoder;
+    use usage_schemas::{Quantity, UsageRecord};
+
+    use super::*;
+    use crate::message::OwnedMessage;
+    use crate::testing::{NOW, SOURCE, judge, record, sealed, signed, with_headers};
+
+    const PLACE: Place = Place { partition: 0, count: 1 };
+
+    fn tenant() -> Uuid {
+        Uuid::from_u128(0x0188_4b5e_0000_4000_8000_0000_0000_0001)
+    }
+
+    fn reason(message: &OwnedMessage, place: Place) -> Option<(Reason, bool)> {
+        match judge().judge(&message.envelope(), place) {
+            Verdict::Refused(refusal) => Some((refusal.reason, refusal.by_registry)),
+            _ => None,
+        }
+    }
+
+    fn changed(change: impl FnOnce(&mut UsageRecord)) -> OwnedMessage {
+        let mut record = record(tenant(), "key", 5);
+        change(&mut record);
+        signed(1, &record)
+    }
+
+    #[test]
+    fn a_good_record_comes_with_its_hash() {
+        let record = record(tenant(), "key", 5);
+        let message = signed(1, &record);
+        let verdict = judge();
+        let envelope = message.envelope();
+        let Verdict::Record { record: judged, content_hash } = verdict.judge(&envelope, PLACE) else { panic!("valid") };
+        assert_eq!(judged, record.borrowed());
+        assert_eq!(content_hash, ids::content_hash(&record.borrowed()));
+    }
+
+    #[test]
+    fn each_fault_has_its_reason() {
+        let gauge = |record: &mut UsageRecord| {
+            record.kind = Kind::Gauge;
+            record.idempotency_key = None;
+        };
+        let cases: Vec<(OwnedMessage, Reason, bool)> = vec![
+            (changed(|r| r.source = "mail".into()), Reason::UnknownSource, true),
+            (changed(|r| r.record_id = Uuid::from_u128(7)), Reason::IdMismatch, false),
+            (changed(|r| r.value = Quantity::from_unscaled(-1).unwrap()), Reason::InvalidRecord, false),
+            (changed(|r| r.metadata = Some(format!("{{\"a\":\"{}\"}}", "x".repeat(9_000)))), Reason::MetadataTooLarge, false),
+            (changed(|r| r.timestamp = Timestamp::from_micros((NOW + 301_000) * 1_000)), Reason::InFuture, false),
+            (changed(|r| r.timestamp = Timestamp::from_micros(0)), Reason::TooOld, false),
+            (changed(|r| r.metric = "llm.unheard".into()), Reason::UnknownUsageType, true),
+            (changed(|r| r.metric = "vm.memory".into()), Reason::SchemaViolation, true),
+            // Without a key the id must be a UUIDv7, so that it never equals the id of an identity.
+            (changed(|r| { gauge(r); r.metric = "vm.memory".into(); }), Reason::IdMismatch, false),
+        ];
+        for (message, expected, by_registry) in cases {
+            assert_eq!(reason(&message, PLACE), Some((expected, by_registry)), "{expected}");
+        }
+        let sampled = changed(|r| {
+            gauge(r);
+            r.metric = "vm.memory".into();
+            r.record_id = Uuid::from_u128(0x0188_4b5e_0000_7000_8000_0000_0000_0001);
+        });
+        assert_eq!(reason(&sampled, PLACE), None);
+    }
+
+    #[test]
+    fn what_is_no_record_is_undecodable() {
+        let good = signed(1, &record(tenant(), "key", 5));
+        let take = |change: fn(&mut OwnedMessage)| {
+            let mut message = crate::testing::copy(&good);
+            change(&mut message);
+            message
+        };
+        let value = Encoder::new().encode(&record(tenant(), "key", 5));
+        let messages = [
+            take(|m| m.value = None),
+            take(|m| m.key = None),
+            take(|m| m.headers = None),
+            take(|m| m.value = Some(vec![])),
+            take(|m| m.value.as_mut().unwrap().truncate(20)),
+            sealed(1, "text/plain", b"k", &value, SOURCE),
+            with_headers(1, b"k", &value, &[("payload-type", b"usage-collector.record.v1")]),
+            with_headers(1, b"k", &value, &[("payload-type", b"\xff\xfe"), ("usage-signature", b"00"), ("usage-key-id", b"k1"), ("usage-source", b"s")]),
+        ];
+        for (i, message) in messages.iter().enumerate() {
+            assert_eq!(reason(message, PLACE), Some((Reason::Undecodable, false)), "message {i}");
+        }
+        let mut unknown = value;
+        unknown[2] ^= 1;
+        let unknown = sealed(1, names::PAYLOAD_RECORD, b"k", &unknown, SOURCE);
+        assert_eq!(reason(&unknown, PLACE), Some((Reason::UnknownSchema, false)));
+    }
+
+    #[test]
+    fn a_changed_byte_breaks_the_signature() {
+        let record = record(tenant(), "key", 5);
+        let mut forged = record.clone();
+        forged.value = Quantity::from_unscaled(6).unwrap();
+        let mut message = signed(1, &record);
+        message.value = Some(Encoder::new().encode(&forged));
+        assert_eq!(reason(&message, PLACE), Some((Reason::BadSignature, true)));
+    }
+
+    #[test]
+    fn the_key_must_be_the_tenant_as_text() {
+        let record = record(tenant(), "key", 5);
+        let value = Encoder::new().encode(&record);
+        for key in [tenant().to_string().to_uppercase(), Uuid::from_u128(1).to_string(), tenant().simple().to_string()] {
+            let message = sealed(1, names::PAYLOAD_RECORD, key.as_bytes(), &value, SOURCE);
+            assert_eq!(reason(&message, PLACE), Some((Reason::WrongPartition, false)), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_misplaced_record_is_forwarded_three_times() {
+        let record = record(tenant(), "key", 5);
+        let right = partition_of(tenant(), 12);
+        let place = Place { partition: (right + 1) % 12, count: 12 };
+        let hops = |forwarded: Option<&str>| {
+            let mut message = signed(1, &record);
+            if let Some(hops) = forwarded {
+                let headers = message.headers.take().unwrap();
+                let header = rdkafka::message::Header { key: names::HEADER_FORWARDED, value: Some(hops) };
+                message.headers = Some(headers.insert(header));
+            }
+            match judge().judge(&message.envelope(), place) {
+                Verdict::Forward { partition, hops } => Ok((partition, hops)),
+                Verdict::Refused(refusal) => Err(refusal.reason),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(hops(None), Ok((right, 1)));
+        assert_eq!(hops(Some("2")), Ok((right, 3)));
+        assert_eq!(hops(Some("3")), Err(Reason::WrongPartition));
+        assert_eq!(hops(Some("many")), Err(Reason::WrongPartition));
+        // At its place it does not matter how it came there.
+        let mut message = signed(1, &record);
+        let headers = message.headers.take().unwrap();
+        message.headers =
+            Some(headers.insert(rdkafka::message::Header { key: names::HEADER_FORWARDED, value: Some("3") }));
+        assert_eq!(reason(&message, Place { partition: right, count: 12 }), None);
+    }
+
+    #[test]
+    fn a_marker_is_passed_over_if_its_source_signed_it() {
+        let marker = sealed(1, names::PAYLOAD_MARKER, SOURCE.as_bytes(), b"{}", SOURCE);
+        assert!(matches!(judge().judge(&marker.envelope(), PLACE), Verdict::Marker));
+        let foreign = sealed(1, names::PAYLOAD_MARKER, b"mail", b"{}", "mail");
+        assert_eq!(reason(&foreign, PLACE), Some((Reason::UnknownSource, true)));
+    }
+}

@@ -24,5 +24,7 @@ pub mod side_reader;
 pub mod startup;
 pub mod takeover;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;
 pub mod ticket;
 pub mod worker;

@@ -1,0 +1,86 @@
+//! Messages and a judge for unit tests.
+
+use std::sync::Arc;
+
+use rdkafka::message::{Header, OwnedHeaders};
+use usage_schemas::codec::{Decoder, Encoder};
+use usage_schemas::signature::SigningKey;
+use usage_schemas::{Bounds, Kind, Quantity, Timestamp, UsageRecord, ids, names};
+use uuid::Uuid;
+
+use crate::judge::{Judge, Registry};
+use crate::message::OwnedMessage;
+
+pub const SOURCE: &str = "llm-gateway";
+pub const KEY: &[u8] = b"the key of the tests";
+/// The broker's time of all messages, milliseconds.
+pub const NOW: i64 = 1_790_000_000_000;
+
+pub fn judge() -> Judge {
+    let mut registry = Registry::default();
+    registry.keys.add(SOURCE, "k1", KEY, 0, None);
+    registry.types.insert("llm.tokens".into(), Kind::Counter);
+    registry.types.insert("vm.memory".into(), Kind::Gauge);
+    Judge { decoder: Decoder::new(), bounds: Bounds::default(), registry: Arc::new(registry) }
+}
+
+pub fn record(tenant: Uuid, key: &str, units: i64) -> UsageRecord {
+    UsageRecord {
+        record_id: ids::record_id(tenant, key),
+        tenant_id: tenant,
+        source: SOURCE.into(),
+        metric: "llm.tokens".into(),
+        kind: Kind::Counter,
+        value: Quantity::from_unscaled(i128::from(units)).unwrap(),
+        timestamp: Timestamp::from_micros(NOW * 1_000),
+        idempotency_key: Some(key.into()),
+        resource_id: None,
+        resource_type: None,
+        subject_id: None,
+        subject_type: None,
+        metadata: None,
+    }
+}
+
+/// A message with these headers.
+pub fn with_headers(offset: i64, key: &[u8], value: &[u8], headers: &[(&str, &[u8])]) -> OwnedMessage {
+    let headers = headers
+        .iter()
+        .fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: Some(*value) }));
+    OwnedMessage {
+        offset,
+        timestamp: NOW,
+        key: Some(key.to_vec()),
+        value: Some(value.to_vec()),
+        headers: Some(headers),
+    }
+}
+
+/// The record as its source sends it.
+pub fn signed(offset: i64, record: &UsageRecord) -> OwnedMessage {
+    let key = record.tenant_id.to_string();
+    let value = Encoder::new().encode(record);
+    sealed(offset, names::PAYLOAD_RECORD, key.as_bytes(), &value, &record.source)
+}
+
+/// Any value under the tests' key.
+pub fn sealed(offset: i64, payload_type: &str, key: &[u8], value: &[u8], source: &str) -> OwnedMessage {
+    let signature = SigningKey::new("k1", KEY).sign(key, value);
+    let headers = [
+        (names::HEADER_PAYLOAD_TYPE, payload_type.as_bytes()),
+        (names::HEADER_SOURCE, source.as_bytes()),
+        (names::HEADER_KEY_ID, b"k1".as_slice()),
+        (names::HEADER_SIGNATURE, signature.as_bytes()),
+    ];
+    with_headers(offset, key, value, &headers)
+}
+
+pub fn copy(message: &OwnedMessage) -> OwnedMessage {
+    OwnedMessage {
+        offset: message.offset,
+        timestamp: message.timestamp,
+        key: message.key.clone(),
+        value: message.value.clone(),
+        headers: message.headers.clone(),
+    }
+}
