@@ -17,7 +17,8 @@ mod sender;
 mod session;
 mod supervisor;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -36,8 +37,8 @@ use crate::Waker;
 
 /// The whole stop has to fit into the 10 s that a process has.
 const DRAIN_WITHIN: Duration = Duration::from_secs(6);
-/// What a message has beside its payload: key, headers and the record's own framing.
-const MESSAGE_OVERHEAD: i64 = 1_024;
+/// A JSON payload may be so many times longer than its Avro: a byte as `\u0000`.
+const JSON_LENGTH: i64 = 6;
 
 /// Why a relay can't work at all. Whatever may pass is retried instead.
 #[derive(Debug, thiserror::Error)]
@@ -62,16 +63,40 @@ pub(crate) struct Shared {
     pub encoder: Encoder,
     pub waker: Waker,
     sender: ArcSwap<Sender>,
+    /// By outbox partition, while Kafka does not take its rows.
+    troubles: Mutex<BTreeMap<i16, Trouble>>,
+}
+
+/// Why rows are not delivered just now.
+#[derive(Debug, Clone)]
+pub(crate) struct Trouble {
+    pub error: String,
+    /// Until the next attempt.
+    pub wait: Duration,
 }
 
 impl Shared {
+    pub(crate) fn report(&self, part: i16, trouble: Option<Trouble>) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        match trouble {
+            Some(trouble) => troubles.insert(part, trouble),
+            None => troubles.remove(&part),
+        };
+    }
+
+    /// The one that takes longest.
+    pub(crate) fn trouble(&self) -> Option<Trouble> {
+        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.values().max_by_key(|trouble| trouble.wait).cloned()
+    }
+
     pub(crate) fn sender(&self) -> Arc<Sender> {
         self.sender.load_full()
     }
 
     /// Payloads that are longer can't become messages and are not even read.
     pub(crate) fn max_payload(&self) -> i32 {
-        i32::try_from(self.settings.max_message_bytes + MESSAGE_OVERHEAD).unwrap_or(i32::MAX)
+        i32::try_from(self.settings.max_message_bytes * JSON_LENGTH).unwrap_or(i32::MAX)
     }
 
     /// How long a stop waits for what is on its way.
@@ -115,6 +140,7 @@ impl Relay {
             encoder: Encoder::new(),
             waker: waker.clone(),
             sender: ArcSwap::from_pointee(sender),
+            troubles: Mutex::default(),
         });
         let (supervisor, status) = Supervisor::new(shared, database, kafka, owner);
         Ok(Self { supervisor, waker, status })

@@ -132,6 +132,20 @@ impl Lanes {
         std::mem::take(&mut self.reopened) || self.lanes.values().any(due)
     }
 
+    /// Opens the partitions whose next attempt was due at `then` and for which there was nothing to attempt.
+    pub(crate) fn open_unused(&mut self, then: Instant) {
+        for lane in self.lanes.values_mut() {
+            if matches!(lane.state, State::Failing { retry_at } if retry_at <= then) && lane.in_flight == 0 {
+                lane.state = State::Open;
+            }
+        }
+    }
+
+    /// Whether the last attempt at some partition failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.lanes.values().any(|lane| matches!(lane.state, State::Failing { .. }))
+    }
+
     /// The longest wait that is on, for the gauge.
     pub(crate) fn longest_wait(&self, now: Instant) -> Duration {
         let wait = |lane: &Lane| match lane.state {
@@ -227,6 +241,18 @@ mod tests {
         lanes.stop_awaiting();
         assert!(lanes.all_closed(2, now));
         assert!(!lanes.all_closed(2, now + BASE), "an attempt is due");
+        assert!(lanes.is_failing());
         assert!(lanes.longest_wait(now) <= BASE && lanes.longest_wait(now + BASE) == Duration::ZERO);
+    }
+
+    #[test]
+    fn an_attempt_without_rows_opens_the_partition() {
+        let (mut lanes, now) = (lanes(), Instant::now());
+        assert!(lanes.admit(0, now));
+        lanes.failed(0, now);
+        lanes.open_unused(now);
+        assert!(!lanes.admit(0, now) && lanes.is_failing(), "its attempt is not due");
+        lanes.open_unused(now + BASE);
+        assert!(lanes.admit(0, now) && !lanes.is_failing());
     }
 }

@@ -17,14 +17,14 @@ use usage_schemas::partition::partition_of;
 use usage_service::retry::Backoff;
 use usage_service::{error_chain, metric_names};
 
-use self::flights::{Flight, Flights, Landing};
-use super::encode::{self, Impossible};
+use self::flights::{Dead, Flight, Flights, Landing};
+use super::encode;
 use super::floor::{Floor, Pass};
 use super::lanes::Lanes;
 use super::rows::{self, Row, RowKey};
 use super::sender::{Report, Ticket, Via};
 use super::session::{self, Database, ServerId};
-use super::{Horizon, Shared};
+use super::{Horizon, Shared, Trouble};
 
 /// How long healthy partitions of the topic may take before a poll goes on without their acknowledgements.
 const AWAIT: Duration = Duration::from_millis(200);
@@ -59,6 +59,7 @@ pub(crate) struct Worker {
     acked: Vec<RowKey>,
     belt_at: Instant,
     behind: Option<Behind>,
+    last_error: Option<RDKafkaErrorCode>,
 }
 
 /// Polls while some partition of the topic is closed.
@@ -67,14 +68,6 @@ struct Behind {
     /// Everything up to here was seen.
     cursor: i64,
     sweep_at: Instant,
-}
-
-/// What a pass found.
-#[derive(Debug, Default, Clone, Copy)]
-struct Found {
-    produced: usize,
-    /// There is more to read at once.
-    more: bool,
 }
 
 impl Worker {
@@ -96,6 +89,7 @@ impl Worker {
             acked: Vec::new(),
             belt_at: Instant::now() + BELT,
             behind: None,
+            last_error: None,
         }
     }
 
@@ -120,18 +114,26 @@ impl Worker {
         let mut connection = self.connect().await?;
         let mut pause = self.shared.settings.poll_min;
         while !self.orders.stop.is_cancelled() {
+            self.check_server()?;
             self.take_reports();
-            self.delete_acked(&mut connection).await?;
-            let found = if self.may_work() { self.pass(&mut connection).await? } else { Found::default() };
+            self.clear_landed(&mut connection).await?;
+            let produced = if self.may_work() { self.pass(&mut connection).await? } else { 0 };
             backoff.reset();
-            if found.more {
-                continue;
-            }
             let settings = &self.shared.settings;
-            pause = if found.produced > 0 { settings.poll_min } else { (pause * 2).min(settings.poll_max) };
+            pause = if produced > 0 { settings.poll_min } else { (pause * 2).min(settings.poll_max) };
             self.rest(pause).await;
         }
         Ok(())
+    }
+
+    /// Leaves a server that is not the one on which the leases are.
+    fn check_server(&self) -> Result<(), sqlx::Error> {
+        match &self.orders.horizon.borrow().server {
+            Some(server) if self.server.as_ref() != Some(server) => {
+                Err(sqlx::Error::Protocol("the connection leads to another server than the leases'".into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Connects, and starts from nothing if this is another server than before.
@@ -163,9 +165,10 @@ impl Worker {
         if horizon.server == self.server { horizon.proven } else { 0 }
     }
 
-    /// One look through the partition, from its floor or, while something is closed, from where the last one ended.
-    async fn pass(&mut self, connection: &mut PgConnection) -> Result<Found, sqlx::Error> {
-        let Some(partitions) = self.shared.sender().partitions() else { return Ok(Found::default()) };
+    /// One look through the partition, from its floor or, while something is closed, from where the last one ended. Returns how many
+    /// messages it produced.
+    async fn pass(&mut self, connection: &mut PgConnection) -> Result<usize, sqlx::Error> {
+        let Some(partitions) = self.shared.sender().partitions() else { return Ok(0) };
         let begun = Instant::now();
         let reopened = self.lanes.take_reopened(begun);
         let mut sweep = self.behind.is_none_or(|behind| reopened || begun >= behind.sweep_at);
@@ -177,10 +180,9 @@ impl Worker {
         let cursor = self.behind.filter(|_| !sweep).map(|behind| behind.cursor);
         let mut pass = Pass::begin(cursor.unwrap_or(self.floor.get()), self.proven());
         let mut left = BTreeSet::new();
-        let mut found = Found::default();
-        let mut skipped = false;
-        let mut last_seen = cursor.unwrap_or_default();
-        while pass.more() && self.may_work() {
+        let (mut produced, mut skipped) = (0, false);
+        let mut last_seen = pass.next_page();
+        while pass.more() && self.may_work() && !self.lanes.all_closed(partitions, Instant::now()) {
             let settings = &self.shared.settings;
             let (limit, max_bytes) = (settings.batch_rows, self.shared.max_payload());
             let page = rows::scan(connection, self.part, pass.next_page(), limit, max_bytes).await?;
@@ -189,38 +191,40 @@ impl Worker {
             last_seen = last.unwrap_or(last_seen);
             left.extend(page.rows.iter().map(|row| row.key.id));
             let sorted = self.sort_out(&page.rows, partitions).await;
-            found.produced += sorted.produced;
+            produced += sorted.produced;
             skipped |= sorted.skipped;
-            for id in self.put_aside(connection, sorted).await? {
-                left.remove(&id);
-            }
+            let mut gone = self.park(connection, sorted.unconfigured).await?;
+            gone.extend(self.bury(connection, sorted.dead).await?);
             self.await_reports().await;
-            for id in self.delete_acked(connection).await? {
+            gone.extend(self.clear_landed(connection).await?);
+            for id in gone {
                 left.remove(&id);
-            }
-            if self.lanes.all_closed(partitions, Instant::now()) {
-                break;
             }
         }
         self.floor.advance(&pass, left.first().copied());
-        found.more = pass.more() && self.may_work() && !self.lanes.all_closed(partitions, Instant::now());
-        self.remember(sweep, skipped, last_seen, begun);
-        Ok(found)
+        if sweep && !pass.more() {
+            self.lanes.open_unused(begun);
+        }
+        // A pass that was cut short has not seen everything.
+        self.remember(sweep, skipped || (cursor.is_none() && pass.more()), last_seen, begun);
+        Ok(produced)
     }
 
-    /// Decides where the next pass begins.
+    /// Decides where the next pass begins, and says how Kafka takes the rows.
     fn remember(&mut self, sweep: bool, skipped: bool, last_seen: i64, begun: Instant) {
-        let took = begun.elapsed();
+        let now = Instant::now();
         self.behind = match self.behind {
             _ if sweep && !skipped => None,
             // A sweep reads everything that is closed again: it may take a tenth of the time.
-            _ if sweep => Some(Behind { cursor: last_seen, sweep_at: begun + took + SWEEP.max(took * 10) }),
+            _ if sweep => Some(Behind { cursor: last_seen, sweep_at: now + SWEEP.max((now - begun) * 10) }),
             Some(behind) => Some(Behind { cursor: behind.cursor.max(last_seen), ..behind }),
             None => None,
         };
-        let wait = self.lanes.longest_wait(Instant::now());
-        metrics::gauge!(metric_names::BACKOFF_SECONDS, "operation" => "relay_produce")
-            .set(wait.as_secs_f64());
+        let trouble = self.lanes.is_failing().then(|| Trouble {
+            error: self.last_error.map(|code| code.to_string()).unwrap_or_default(),
+            wait: self.lanes.longest_wait(now),
+        });
+        self.shared.report(self.part, trouble);
     }
 
     /// Produces what can be produced now.
@@ -240,15 +244,16 @@ impl Worker {
                 continue;
             };
             let partition = partition_of(row.tenant_id, partitions);
-            if self.flights.len() >= most || !self.lanes.admit(partition, Instant::now()) {
+            if self.flights.len() >= most || !self.may_work() || !self.lanes.admit(partition, Instant::now())
+            {
                 sorted.skipped = true;
                 continue;
             }
             let message = match encode::message(&shared.encoder, source, row) {
                 Ok(message) => message,
-                Err(impossible) => {
+                Err(why) => {
                     self.lanes.withdrawn(partition);
-                    sorted.dead.push((row.key, source.clone(), impossible));
+                    sorted.dead.push(Dead { key: row.key, source: source.clone(), why });
                     continue;
                 }
             };
@@ -275,45 +280,62 @@ impl Worker {
         sorted
     }
 
-    /// Moves rows out of the way that can't be sent, now or ever. Returns their ids.
-    async fn put_aside(
+    /// Moves rows of sources without a key out of the way. Returns their ids.
+    async fn park(
         &mut self,
         connection: &mut PgConnection,
-        sorted: Sorted,
+        unconfigured: Vec<(RowKey, Option<String>)>,
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let mut ids = Vec::new();
-        if !sorted.unconfigured.is_empty() {
-            let keys: Vec<RowKey> = sorted.unconfigured.iter().map(|(key, _)| *key).collect();
-            let sources: BTreeSet<&str> =
-                sorted.unconfigured.iter().map(|(_, source)| source.as_deref().unwrap_or("(none)")).collect();
+        if unconfigured.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<RowKey> = unconfigured.iter().map(|(key, _)| *key).collect();
+        rows::park(connection, self.part, &keys).await?;
+        let sources: BTreeSet<&str> =
+            unconfigured.iter().map(|(_, source)| source.as_deref().unwrap_or("(none)")).collect();
+        tracing::error!(
+            partition = self.part,
+            rows = keys.len(),
+            ?sources,
+            "outbox rows wait: their source is not configured"
+        );
+        Ok(keys.iter().map(|key| key.id).collect())
+    }
+
+    /// Moves rows that can never be sent to the dead letters. Returns their ids.
+    async fn bury(
+        &mut self,
+        connection: &mut PgConnection,
+        dead: Vec<Dead>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        if dead.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = dead.iter().map(|dead| (dead.key, dead.why.reason, dead.why.error.clone())).collect();
+        rows::bury(connection, self.part, rows).await?;
+        for Dead { key, source, why } in &dead {
+            source.dead_letters.increment(1);
             tracing::error!(
                 partition = self.part,
-                rows = keys.len(),
-                ?sources,
-                "outbox rows wait: their source is not configured"
+                id = key.id,
+                source = source.name,
+                reason = why.reason,
+                error = why.error,
+                "outbox row can never be produced"
             );
-            rows::park(connection, self.part, &keys).await?;
-            ids.extend(keys.iter().map(|key| key.id));
         }
-        let mut dead = sorted.dead;
-        dead.extend(self.flights.take_dead());
-        if !dead.is_empty() {
-            ids.extend(dead.iter().map(|(key, ..)| key.id));
-            for (key, source, impossible) in &dead {
-                source.dead_letters.increment(1);
-                tracing::error!(
-                    partition = self.part,
-                    id = key.id,
-                    source = source.name,
-                    reason = impossible.reason,
-                    error = impossible.error,
-                    "outbox row can never be produced"
-                );
-            }
-            let dead =
-                dead.into_iter().map(|(key, _, impossible)| (key, impossible.reason, impossible.error));
-            rows::bury(connection, self.part, dead.collect()).await?;
+        Ok(dead.iter().map(|dead| dead.key.id).collect())
+    }
+
+    /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters. Returns their ids.
+    async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
+        let mut ids = Vec::new();
+        if !self.acked.is_empty() {
+            rows::delete(connection, self.part, &self.acked).await?;
+            ids.extend(std::mem::take(&mut self.acked).into_iter().map(|key| key.id));
         }
+        let dead = self.flights.take_dead();
+        ids.extend(self.bury(connection, dead).await?);
         Ok(ids)
     }
 
@@ -356,6 +378,7 @@ impl Worker {
             Landing::Dead(partition) => self.lanes.withdrawn(partition),
             Landing::Failed(flight, code) => {
                 flight.source.failed.increment(1);
+                self.last_error = Some(code);
                 if matches!(
                     code,
                     RDKafkaErrorCode::UnknownPartition | RDKafkaErrorCode::UnknownTopicOrPartition
@@ -375,15 +398,6 @@ impl Worker {
         if let Some(behind) = &mut self.behind {
             behind.sweep_at = Instant::now();
         }
-    }
-
-    /// Deletes the rows whose own report said that they are in Kafka. Returns their ids.
-    async fn delete_acked(&mut self, connection: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
-        if self.acked.is_empty() {
-            return Ok(Vec::new());
-        }
-        rows::delete(connection, self.part, &self.acked).await?;
-        Ok(std::mem::take(&mut self.acked).into_iter().map(|key| key.id).collect())
     }
 
     /// Waits for the next poll; wake-ups and the stop end it early.
@@ -417,7 +431,7 @@ impl Worker {
         // A new connection: the one that worked may have been given up in the middle of a statement.
         let deleted = async {
             let mut connection = self.connect().await?;
-            self.delete_acked(&mut connection).await
+            self.clear_landed(&mut connection).await
         };
         match tokio::time::timeout(Duration::from_secs(2), deleted).await {
             Ok(Ok(_)) => {}
@@ -436,5 +450,5 @@ struct Sorted {
     /// Some have to be looked at again.
     skipped: bool,
     unconfigured: Vec<(RowKey, Option<String>)>,
-    dead: Vec<(RowKey, Arc<encode::Source>, Impossible)>,
+    dead: Vec<Dead>,
 }

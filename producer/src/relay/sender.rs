@@ -67,7 +67,7 @@ impl ProducerContext for Reports {
 pub(crate) struct Sender {
     topic: String,
     config: ClientConfig,
-    batch: ThreadedProducer<Reports>,
+    batch: Arc<ThreadedProducer<Reports>>,
     alone: OnceLock<ThreadedProducer<Reports>>,
     freed: Arc<Notify>,
     partitions: watch::Receiver<Option<i32>>,
@@ -79,11 +79,10 @@ impl Sender {
     pub(crate) fn new(kafka: &KafkaConfig, settings: &RelaySettings) -> Result<Self, RelayError> {
         let config = client_config(kafka, settings);
         let freed = Arc::new(Notify::new());
-        let batch = producer(&config, &freed)?;
+        let batch = Arc::new(producer(&config, &freed)?);
         let (sender, partitions) = watch::channel(None);
         let refresh = Arc::new(Notify::new());
-        let metadata = producer(&config, &freed)?;
-        tokio::spawn(watch_partitions(metadata, kafka.records_topic.clone(), sender, refresh.clone()));
+        tokio::spawn(watch_partitions(batch.clone(), kafka.records_topic.clone(), sender, refresh.clone()));
         Ok(Self {
             topic: kafka.records_topic.clone(),
             config,
@@ -107,7 +106,7 @@ impl Sender {
 
     /// The error that ended the producer for good, if there is one: it has to be made anew.
     pub(crate) fn fatal_error(&self) -> Option<String> {
-        let producers = [Some(&self.batch), self.alone.get()];
+        let producers = [Some(&*self.batch), self.alone.get()];
         producers
             .into_iter()
             .flatten()
@@ -187,12 +186,11 @@ fn client_config(kafka: &KafkaConfig, settings: &RelaySettings) -> ClientConfig 
 
 /// Keeps the partition count until nobody looks at it any more.
 async fn watch_partitions(
-    producer: ThreadedProducer<Reports>,
+    producer: Arc<ThreadedProducer<Reports>>,
     topic: String,
     count: watch::Sender<Option<i32>>,
     refresh: Arc<Notify>,
 ) {
-    let producer = Arc::new(producer);
     let mut said_failing = false;
     while !count.is_closed() {
         let (asked, name) = (producer.clone(), topic.clone());

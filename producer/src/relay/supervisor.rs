@@ -8,7 +8,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use usage_service::config::KafkaConfig;
 use usage_service::retry::Backoff;
 use usage_service::{error_chain, metric_names};
@@ -51,7 +51,11 @@ pub(crate) struct Supervisor {
     horizon: watch::Sender<Horizon>,
     status: watch::Sender<Status>,
     stations: BTreeMap<i16, Station>,
+    /// Stopped, but not settled yet; given back once they are.
+    leaving: Vec<Station>,
     renew_at: Instant,
+    /// Stops the workers even if the relay is dropped.
+    guard: DropGuard,
 }
 
 impl Supervisor {
@@ -73,7 +77,9 @@ impl Supervisor {
             horizon: watch::Sender::new(Horizon::default()),
             status,
             stations: BTreeMap::new(),
+            leaving: Vec::new(),
             renew_at: Instant::now(),
+            guard: CancellationToken::new().drop_guard(),
         };
         (supervisor, seen)
     }
@@ -175,27 +181,31 @@ impl Supervisor {
         }
         self.replace_dead();
         let share = self.leases.share(connection).await?;
-        while self.stations.len() < share {
+        while self.stations.len() + self.leaving.len() < share {
             let asked = Instant::now();
             let Some(held) = self.leases.take(connection).await? else { break };
             self.start(held, asked);
         }
-        let excess: Vec<i16> = self.stations.keys().copied().skip(share).collect();
-        if !excess.is_empty() {
-            let mut given = Vec::new();
-            for part in excess {
-                if let Some(station) = self.stations.remove(&part) {
-                    given.push(station.held);
-                    station.stop.cancel();
-                    // It settles what is on its way by itself; deleting acknowledged rows needs no lease.
-                    tracing::info!(
-                        partition = part,
-                        epoch = station.held.epoch,
-                        "gives an outbox partition to another relay"
-                    );
-                }
-            }
-            self.leases.give_back(connection, &given).await?;
+        while self.stations.len() > share {
+            let Some((part, station)) = self.stations.pop_last() else { break };
+            tracing::info!(
+                partition = part,
+                epoch = station.held.epoch,
+                "gives an outbox partition to another relay"
+            );
+            station.stop.cancel();
+            self.leaving.push(station);
+        }
+        // Only once what was on its way has landed, so that the next holder need not send it again.
+        let settled: Vec<Held> = self
+            .leaving
+            .iter()
+            .filter(|station| station.task.is_finished())
+            .map(|station| station.held)
+            .collect();
+        if !settled.is_empty() {
+            self.leases.give_back(connection, &settled).await?;
+            self.leaving.retain(|station| !settled.contains(&station.held));
         }
         self.publish();
         Ok(())
@@ -204,7 +214,7 @@ impl Supervisor {
     fn start(&mut self, held: Held, asked: Instant) {
         tracing::info!(partition = held.part, epoch = held.epoch, "took an outbox partition");
         let valid_until = watch::Sender::new(asked + working_time(self.shared.settings.lease));
-        let stop = CancellationToken::new();
+        let stop = self.guard.token().child_token();
         let orders = Orders {
             horizon: self.horizon.subscribe(),
             valid_until: valid_until.subscribe(),
@@ -305,12 +315,22 @@ impl Supervisor {
         if let Some(error) = sender.fatal_error() {
             tracing::error!(error, "the kafka producer has failed for good; making another");
             match Sender::new(&self.kafka, &self.shared.settings) {
-                Ok(sender) => self.shared.sender.store(Arc::new(sender)),
+                Ok(sender) => {
+                    let old = self.shared.sender.swap(Arc::new(sender));
+                    // Dropping a producer waits for its threads.
+                    tokio::task::spawn_blocking(move || drop(old));
+                }
                 Err(error) => tracing::error!(error = %error_chain(&error), "can't make a kafka producer"),
             }
         }
-        let kafka =
-            sender.partitions().is_none().then(|| "the topic's partition count is not known".to_string());
+        let trouble = self.shared.trouble();
+        let wait = trouble.as_ref().map_or(Duration::ZERO, |trouble| trouble.wait);
+        metrics::gauge!(metric_names::BACKOFF_SECONDS, "operation" => "relay_produce")
+            .set(wait.as_secs_f64());
+        let kafka = match (sender.partitions(), trouble) {
+            (None, _) => Some("the topic's partition count is not known".to_string()),
+            (Some(_), trouble) => trouble.map(|trouble| trouble.error),
+        };
         self.status.send_if_modified(|status| {
             let changed = status.kafka != kafka;
             status.kafka = kafka;
@@ -330,13 +350,15 @@ impl Supervisor {
 
     /// Stops the workers, then gives the leases back, so that another relay need not wait for them to run out.
     async fn stop(&mut self) {
-        let stations = std::mem::take(&mut self.stations);
-        for station in stations.values() {
+        let mut stations: Vec<Station> = std::mem::take(&mut self.stations).into_values().collect();
+        for station in &stations {
             station.stop.cancel();
         }
+        stations.append(&mut self.leaving);
         let deadline = tokio::time::Instant::now() + JOIN_WITHIN;
         let mut held = Vec::new();
-        for (part, mut station) in stations {
+        for mut station in stations {
+            let part = station.held.part;
             held.push(station.held);
             if tokio::time::timeout_at(deadline, &mut station.task).await.is_err() {
                 tracing::warn!(

@@ -1,4 +1,11 @@
 //! The producer against the real Postgres and the real Kafka.
 
-mod relay;
+mod delivery;
+mod emit;
+mod failures;
+mod migrations;
+mod set_aside;
+mod sharing;
 mod support;
+mod upkeep;
+mod usage_emit;

@@ -35,7 +35,7 @@ pub const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1
 pub const KEY_ID: &str = "demo-1";
 
 /// Looks again and again until `look` has something to say.
-pub async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + WITHIN;
     loop {
         if let Some(found) = look().await {
@@ -80,8 +80,7 @@ impl Source {
 
     /// Waits until the relay has emptied the outbox.
     pub async fn emptied(&self) {
-        until("the outbox is empty", || async { (self.count("usage_outbox").await == 0).then_some(()) })
-            .await;
+        until("the outbox is empty", async || (self.count("usage_outbox").await == 0).then_some(())).await;
     }
 
     /// Emits a counter by SQL, in a transaction of its own.
@@ -126,6 +125,7 @@ pub struct Received {
 pub struct Topic {
     pub name: String,
     pub partitions: i32,
+    brokers: String,
 }
 
 impl Topic {
@@ -141,11 +141,17 @@ impl Topic {
 
     /// A name that no topic has yet.
     pub fn named(partitions: i32) -> Self {
-        Self { name: format!("test.records.{}", Uuid::new_v4().simple()), partitions }
+        let name = format!("test.records.{}", Uuid::new_v4().simple());
+        Self { name, partitions, brokers: testing::kafka_brokers() }
+    }
+
+    /// The same on other brokers.
+    pub fn on(self, brokers: &str) -> Self {
+        Self { brokers: brokers.into(), ..self }
     }
 
     pub async fn create(&self, settings: &[(&str, &str)]) {
-        let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
+        let admin: AdminClient<DefaultClientContext> = client(&self.brokers).create().unwrap();
         let mut topic = NewTopic::new(&self.name, self.partitions, TopicReplication::Fixed(1))
             .set("message.timestamp.type", "LogAppendTime");
         for (name, value) in settings {
@@ -159,8 +165,8 @@ impl Topic {
 
     /// Everything that is in the topic now, partition by partition.
     pub async fn read(&self) -> Vec<Received> {
-        let (name, partitions) = (self.name.clone(), self.partitions);
-        tokio::task::spawn_blocking(move || read(&name, partitions)).await.unwrap()
+        let (brokers, name, partitions) = (self.brokers.clone(), self.name.clone(), self.partitions);
+        tokio::task::spawn_blocking(move || read(&brokers, &name, partitions)).await.unwrap()
     }
 
     /// The idempotency keys that are in the topic, sorted.
@@ -172,14 +178,14 @@ impl Topic {
     }
 }
 
-fn client() -> ClientConfig {
+fn client(brokers: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", testing::kafka_brokers());
+    config.set("bootstrap.servers", brokers);
     config
 }
 
-fn read(topic: &str, partitions: i32) -> Vec<Received> {
-    let mut config = client();
+fn read(brokers: &str, topic: &str, partitions: i32) -> Vec<Received> {
+    let mut config = client(brokers);
     config.set("group.id", topic).set("enable.auto.commit", "false").set("isolation.level", "read_committed");
     let consumer: BaseConsumer = config.create().unwrap();
     let (decoder, signer) = (Decoder::new(), SigningKey::new(KEY_ID, &(0..32).collect::<Vec<u8>>()));

@@ -34,6 +34,13 @@ impl Flight {
     }
 }
 
+/// A row that can never be sent.
+pub(super) struct Dead {
+    pub key: RowKey,
+    pub source: Arc<Source>,
+    pub why: Impossible,
+}
+
 /// What a report means.
 pub(super) enum Landing {
     /// Nothing is known of such a row any more.
@@ -53,7 +60,7 @@ pub(super) struct Flights {
     by_id: HashMap<i64, Flight>,
     /// Refused in a batch: to be sent alone.
     suspects: HashSet<i64>,
-    dead: Vec<(RowKey, Arc<Source>, Impossible)>,
+    dead: Vec<Dead>,
     serial: u64,
 }
 
@@ -90,7 +97,7 @@ impl Flights {
     }
 
     /// Takes the rows that were refused alone.
-    pub(super) fn take_dead(&mut self) -> Vec<(RowKey, Arc<Source>, Impossible)> {
+    pub(super) fn take_dead(&mut self) -> Vec<Dead> {
         std::mem::take(&mut self.dead)
     }
 
@@ -113,7 +120,8 @@ impl Flights {
         }
         self.suspects.remove(&report.id);
         let partition = flight.partition;
-        self.dead.push((flight.key, flight.source, Impossible { reason, error: code.to_string() }));
+        let why = Impossible { reason, error: code.to_string() };
+        self.dead.push(Dead { key: flight.key, source: flight.source, why });
         Landing::Dead(partition)
     }
 }

@@ -1,0 +1,111 @@
+//! The database and Kafka go away and come back.
+
+use std::time::Duration;
+
+use usage_devstack::Kafka;
+use usage_service::config::KafkaConfig;
+use uuid::Uuid;
+
+use crate::support::{Running, Source, Topic, config, until};
+
+/// Every connection of the relay is cut, again and again, under load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_connections_lose_nothing() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let mut config = config(&source, &topic);
+    config.relay.batch_rows = 20;
+    let relay = Running::start(config);
+    until("all partitions are held", async || (relay.status.borrow().partitions.len() == 4).then_some(()))
+        .await;
+    for round in 0..6 {
+        for number in 0..50 {
+            source.emit(Uuid::from_u64_pair(1, number % 10), &format!("{round}-{number}")).await;
+        }
+        sqlx::query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE datname = current_database() AND application_name = 'usage-relay'",
+        )
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    }
+    source.emptied().await;
+    let status = relay.status.clone();
+    until("it is well again", async || status.borrow().database.is_none().then_some(())).await;
+    relay.stop().await;
+    let mut keys = topic.keys().await;
+    keys.dedup();
+    assert_eq!(keys.len(), 300);
+}
+
+/// The topic appears long after the relay and its rows.
+#[tokio::test]
+async fn a_missing_topic_is_waited_for() {
+    let source = Source::new().await;
+    let topic = Topic::named(3);
+    let relay = Running::start(config(&source, &topic));
+    source.emit(Uuid::new_v4(), "k").await;
+    until("it says so", async || {
+        relay.status.borrow().kafka.as_ref().filter(|why| *why != "starting").map(|_| ())
+    })
+    .await;
+    assert_eq!(source.count("usage_outbox").await, 1);
+    topic.create(&[]).await;
+    source.emptied().await;
+    assert_eq!(topic.keys().await, ["k"]);
+    until("it says so", async || relay.status.borrow().kafka.is_none().then_some(())).await;
+    relay.stop().await;
+}
+
+/// Problem 52: a broker that is down costs no row; a relay that stops meanwhile stops in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn problem_52_rows_outlast_the_broker() {
+    let source = Source::new().await;
+    let topic = Topic::named(2);
+    let directory = std::env::temp_dir().join(format!("usage-kafka-{}", Uuid::new_v4()));
+    let started = directory.clone();
+    let mut kafka = tokio::task::spawn_blocking(move || Kafka::start(&started)).await.unwrap().unwrap();
+    let mut config = config(&source, &topic);
+    config.kafka =
+        KafkaConfig { records_topic: topic.name.clone(), ..KafkaConfig::plaintext(kafka.brokers()) };
+    config.relay.message_timeout = Duration::from_secs(2);
+    let topic = topic.on(&kafka.brokers());
+    topic.create(&[]).await;
+
+    let relay = Running::start(config.clone());
+    source.emit(Uuid::new_v4(), "before").await;
+    source.emptied().await;
+    let mut kafka = tokio::task::spawn_blocking(move || {
+        kafka.kill9();
+        kafka
+    })
+    .await
+    .unwrap();
+    for number in 0..200 {
+        source.emit(Uuid::new_v4(), &format!("during-{number}")).await;
+    }
+    until("it says so", async || relay.status.borrow().kafka.clone()).await;
+    assert_eq!(source.count("usage_outbox").await, 200);
+    relay.stop().await;
+    assert_eq!(
+        (source.count("usage_outbox").await, source.count("usage_outbox_dead_letters").await),
+        (200, 0)
+    );
+
+    let relay = Running::start(config);
+    until("all partitions are held", async || (relay.status.borrow().partitions.len() == 4).then_some(()))
+        .await;
+    let kafka = tokio::task::spawn_blocking(move || {
+        kafka.restart().unwrap();
+        kafka
+    })
+    .await
+    .unwrap();
+    source.emptied().await;
+    relay.stop().await;
+    let mut keys = topic.keys().await;
+    keys.dedup();
+    assert_eq!(keys.len(), 201);
+    tokio::task::spawn_blocking(move || kafka.stop()).await.unwrap().unwrap();
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -1,0 +1,147 @@
+//! Several relays for one outbox, and how they take over from each other.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use usage_devstack::testing;
+use uuid::Uuid;
+
+use crate::support::{KEY, KEY_ID, Running, SOURCE, Source, Topic, config, until};
+
+/// The program, as its own process, so that it can be killed.
+struct Process(Child);
+
+impl Process {
+    fn start(source: &Source, topic: &Topic, instance: &str, lease: &str) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
+            .args(["--set", "telemetry.listen=127.0.0.1:0", "--set", &format!("relay.instance={instance}")])
+            .args(["--set", &format!("relay.lease={lease}"), "--set", "relay.message_timeout=1s"])
+            .env("USAGE_KAFKA_BROKERS", testing::kafka_brokers())
+            .env("USAGE_KAFKA_RECORDS_TOPIC", &topic.name)
+            .env("USAGE_SOURCE_DATABASE_URL", &source.url)
+            .env("USAGE_RELAY_DEFAULT_SOURCE", SOURCE)
+            .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    /// kill -9.
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    fn terminate(&mut self) -> std::process::ExitStatus {
+        let signalled = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
+        assert!(signalled.success());
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Already gone in every test that passes.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn held_by(source: &Source, owner: &str) -> i64 {
+    sqlx::query_scalar(
+        "SELECT count(*) FROM usage_outbox_partitions WHERE owner = $1 AND expires_at > clock_timestamp()",
+    )
+    .bind(owner)
+    .fetch_one(&source.pool)
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn two_relays_share_and_a_stopped_one_leaves_everything_to_the_other() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let named = |name: &str| {
+        let mut config = config(&source, &topic);
+        config.relay.instance = Some(name.into());
+        Running::start(config)
+    };
+    let first = named("first");
+    until("the first has all", async || (held_by(&source, "first").await == 4).then_some(())).await;
+    let second = named("second");
+    until("they share", async || {
+        let held = (held_by(&source, "first").await, held_by(&source, "second").await);
+        (held == (2, 2)).then_some(())
+    })
+    .await;
+    for number in 0..40 {
+        source.emit(Uuid::new_v4(), &format!("k{number}")).await;
+    }
+    source.emptied().await;
+    let begun = std::time::Instant::now();
+    first.stop().await;
+    assert_eq!(held_by(&source, "first").await, 0, "leases are given back");
+    until("the second has all", async || (held_by(&source, "second").await == 4).then_some(())).await;
+    assert!(begun.elapsed() < Duration::from_secs(9), "before a lease could have run out");
+    source.emit(Uuid::new_v4(), "last").await;
+    source.emptied().await;
+    second.stop().await;
+    assert_eq!(source.count("usage_outbox_relays").await, 0);
+    assert_eq!(topic.read().await.len(), 41, "nobody sent what the other had sent");
+}
+
+/// kill -9 in the middle of a load: another relay takes over once the leases ran out, and nothing is missing.
+#[tokio::test]
+async fn a_killed_relay_is_replaced_after_its_lease() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let victim = Process::start(&source, &topic, "victim", "2s");
+    until("the victim has all", async || (held_by(&source, "victim").await == 4).then_some(())).await;
+    let load = {
+        let pool = source.pool.clone();
+        tokio::spawn(async move {
+            for number in 0..400 {
+                sqlx::query("SELECT usage_emit($1, 'llm.tokens', 1, $2)")
+                    .bind(Uuid::from_u64_pair(1, number % 20))
+                    .bind(format!("k{number}"))
+                    .execute(&pool)
+                    .await
+                    .unwrap();
+            }
+        })
+    };
+    until("something is delivered", async || (!topic.read().await.is_empty()).then_some(())).await;
+    victim.kill();
+    assert_eq!(held_by(&source, "victim").await, 4, "nobody gave them back");
+    let mut heir = Process::start(&source, &topic, "heir", "2s");
+    load.await.unwrap();
+    source.emptied().await;
+    assert_eq!(held_by(&source, "heir").await, 4);
+    let mut keys = topic.keys().await;
+    let sent = keys.len();
+    keys.dedup();
+    assert_eq!(keys.len(), 400);
+    assert!(sent - keys.len() <= 200, "only what was on its way was sent twice: {sent}");
+
+    assert!(heir.terminate().success(), "SIGTERM ends it in order");
+    assert_eq!(held_by(&source, "heir").await, 0);
+    let keys_after: i64 = source.count("usage_outbox_relays WHERE owner = 'heir'").await;
+    assert_eq!(keys_after, 0);
+}
+
+#[test]
+fn the_program_prints_its_configuration_without_the_keys() {
+    let output = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
+        .args([
+            "--check-config",
+            "--set",
+            "kafka.brokers=b:9092",
+            "--set",
+            "source_database.url=postgres://u:pw@h/d",
+        ])
+        .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("poll_max") && text.contains("b:9092"), "{text}");
+    assert!(!text.contains(KEY) && !text.contains("pw"), "{text}");
+}
