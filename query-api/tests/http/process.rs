@@ -1,0 +1,157 @@
+//! The process as a whole: configuration, both listeners, a stop.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use secrecy::ExposeSecret as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStderr, Command};
+use usage_access::Scopes;
+use uuid::Uuid;
+
+use crate::real::Databases;
+use crate::support::{bearer, keys};
+
+struct Process {
+    child: Child,
+    log: tokio::io::Lines<BufReader<ChildStderr>>,
+}
+
+fn command(directory: &Path, databases: &Databases) -> Command {
+    let file = directory.join("query-api.toml");
+    let text = format!(
+        "[api]\nlisten = \"127.0.0.1:0\"\ncursor_key = \"0123456789abcdef0123456789abcdef\"\n\
+         [auth]\nkey_file = {:?}\n[clickhouse]\nurl = {:?}\ndatabase = {:?}\nreader_password = {:?}\nwriter_password = {:?}\n\
+         [control_database]\nurl = {:?}\n[telemetry]\nlisten = \"127.0.0.1:0\"\nformat = \"json\"\n",
+        keys().jwks,
+        databases.clickhouse.url,
+        databases.clickhouse.database,
+        databases.clickhouse.reader_password.expose_secret(),
+        databases.clickhouse.writer_password.expose_secret(),
+        databases.control.url(),
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_usage-query-api"));
+    command.arg("--config").arg(file).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    // Only the file speaks here.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("USAGE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+impl Process {
+    fn start(directory: &Path, databases: &Databases) -> Self {
+        let mut child = command(directory, databases).spawn().unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, log }
+    }
+
+    /// The address in the log line with this message.
+    async fn address(&mut self, message: &str) -> SocketAddr {
+        let found = tokio::time::timeout(Duration::from_secs(30), async {
+            loop {
+                let line = self.log.next_line().await.unwrap().expect("the process ended");
+                let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+                if line["message"] == message {
+                    return line["address"].as_str().unwrap().parse().unwrap();
+                }
+            }
+        });
+        found.await.expect("the process says where it serves")
+    }
+}
+
+/// Status and body of a GET.
+async fn get(address: SocketAddr, path: &str, authorization: Option<&str>) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let authorization = authorization.map_or_else(String::new, |value| format!("Authorization: {value}\r\n"));
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{authorization}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn the_process_serves_and_stops() {
+    let databases = Databases::create().await;
+    let tenant = Uuid::new_v4();
+    let directory = tempfile::tempdir().unwrap();
+    let mut process = Process::start(directory.path(), &databases);
+    let telemetry = process.address("serving health and metrics").await;
+    let api = process.address("serving the API").await;
+
+    for address in [telemetry, api] {
+        assert_eq!(get(address, "/health/live", None).await.0, 200);
+        let (status, body) = get(address, "/health/ready", None).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    let token = bearer(tenant, Scopes::all());
+    let (status, body) = get(api, "/v1/usage/metadata/watermarks", Some(&token)).await;
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(get(api, "/v1/usage/metadata/watermarks", None).await.0, 401);
+    assert_eq!(get(api, "/metrics", None).await.0, 404, "metrics speak of all tenants");
+    let (status, metrics) = get(telemetry, "/metrics", None).await;
+    assert_eq!(status, 200);
+    for expected in [
+        "http_requests_total{method=\"GET\",route=\"/v1/usage/metadata/watermarks\",status=\"401\"} 1",
+        "storage_health_status{plugin=\"clickhouse\"} 1",
+        &format!("usage_query_latency_ms_count{{tenant_id=\"{tenant}\",query_type=\"watermarks\"}} 1"),
+    ] {
+        assert!(metrics.contains(expected), "{expected} in {metrics}");
+    }
+
+    let asked = Instant::now();
+    let pid = process.child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    let status = tokio::time::timeout(Duration::from_secs(10), process.child.wait()).await.unwrap().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(asked.elapsed() < Duration::from_secs(10));
+    // Every request left one line with what operators need, and nothing of what they must not see.
+    let mut answered = Vec::new();
+    while let Some(line) = process.log.next_line().await.unwrap() {
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        if line["message"] == "answered" {
+            answered.push(line);
+        }
+    }
+    let line = answered
+        .iter()
+        .find(|line| line["status"] == 200 && line["tenant_id"] == tenant.to_string())
+        .unwrap();
+    assert_eq!(line["operation"], "/v1/usage/metadata/watermarks");
+    assert!(line["latency_ms"].is_u64() && line["span"]["correlation_id"].is_string(), "{line}");
+    databases.drop().await;
+}
+
+#[tokio::test]
+async fn the_configuration_is_shown_without_secrets_and_checked() {
+    let databases = Databases::create().await;
+    let directory = tempfile::tempdir().unwrap();
+    let shown = command(directory.path(), &databases).arg("--check-config").output().await.unwrap();
+    assert!(shown.status.success());
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("aggregated_rows = 10000") && text.contains("cursor_key = \"***\""), "{text}");
+    assert!(!text.contains("0123456789abcdef"));
+    for (set, complaint) in [
+        ("api.cursor_key=short", "api.cursor_key"),
+        ("api.listn=127.0.0.1:0", "api.listen"),
+        ("limits.storage_timeout=fast", "limits.storage_timeout"),
+    ] {
+        let refused = command(directory.path(), &databases)
+            .args(["--check-config", "--set", set])
+            .output()
+            .await
+            .unwrap();
+        assert!(!refused.status.success(), "{set}");
+        let text = String::from_utf8(refused.stderr).unwrap();
+        assert!(text.contains(complaint), "{set}: {text}");
+    }
+    databases.drop().await;
+}
