@@ -7,30 +7,6 @@ use anyhow::Result;
 use crate::up::{self, Options};
 use crate::{down, paths, run};
 
-/// A usage type that `up` registers.
-#[derive(Debug, Clone, Copy)]
-pub struct DemoType {
-    /// The metric.
-    pub name: &'static str,
-    /// `counter` or `gauge`.
-    pub kind: &'static str,
-    /// What one of it is.
-    pub unit: &'static str,
-}
-
-const fn usage_type(name: &'static str, kind: &'static str, unit: &'static str) -> DemoType {
-    DemoType { name, kind, unit }
-}
-
-/// What the demo program emits.
-pub const TYPES: [DemoType; 5] = [
-    usage_type("llm.requests", "counter", "requests"),
-    usage_type("llm.input_tokens", "counter", "tokens"),
-    usage_type("llm.output_tokens", "counter", "tokens"),
-    usage_type("gpu.utilization", "gauge", "percent"),
-    usage_type("vm.memory", "gauge", "bytes"),
-];
-
 /// Brings the stack up, plays, and ends it again unless it is to be kept or was up before.
 pub fn demo(keep: bool, rest: &[String]) -> Result<()> {
     let stack = up::up(Options { release: false, attached: !keep })?;

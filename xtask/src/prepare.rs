@@ -1,15 +1,16 @@
 //! What the services find when they start: keys, topics, tables, the source `demo` and its usage types.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
-use usage_devstack::cache::run_quietly;
+use anyhow::{Context as _, Result, bail};
+use usage_devstack::demo::USAGE_TYPES;
+use usage_devstack::interrupt;
 
-use crate::demo::TYPES;
+use crate::run::describe;
 use crate::servers::{CLICKHOUSE, CONTROL, Env, KAFKA, SOURCE};
 
 /// The source of the stack.
@@ -43,17 +44,7 @@ pub fn run(dir: &Path, bin: &Path, env: &Env) -> Result<Prepared> {
     let demo_key = secret(&keys.join("demo.key"))?;
     let cursor_key = secret(&keys.join("cursor.key"))?;
     let prepared = Prepared { env: env.clone(), keys, demo_key, cursor_key };
-    let usagectl = |arguments: &[&str]| {
-        let mut command = Command::new(bin.join("usagectl"));
-        command.args(arguments).envs(env).current_dir(dir);
-        for variable in PASSWORD_VARIABLES {
-            if std::env::var_os(variable).is_none() {
-                command.env(variable, CLICKHOUSE_PASSWORD);
-            }
-        }
-        run_quietly(command)
-            .with_context(|| format!("usagectl {}", arguments.first().copied().unwrap_or_default()))
-    };
+    let usagectl = |arguments: &[&str]| usagectl(&bin.join("usagectl"), dir, env, arguments, "");
     println!("preparing keys, topics and tables");
     let key_dir = prepared.keys.to_string_lossy().into_owned();
     if !prepared.keys.join("jwks.json").exists() {
@@ -63,11 +54,38 @@ pub fn run(dir: &Path, bin: &Path, env: &Env) -> Result<Prepared> {
     usagectl(&["control", "migrate"])?;
     usagectl(&["storage", "migrate"])?;
     usagectl(&["outbox", "migrate"])?;
-    usagectl(&["source", "add", DEMO_SOURCE, "--key-id", DEMO_KEY_ID, "--key-hex", &prepared.demo_key])?;
-    for usage_type in TYPES {
-        usagectl(&["types", "add", usage_type.name, "--kind", usage_type.kind, "--unit", usage_type.unit])?;
+    // The key goes by standard input: arguments can be seen by every user of the machine.
+    let add = ["source", "add", DEMO_SOURCE, "--key-id", DEMO_KEY_ID, "--key-hex", "-"];
+    self::usagectl(&bin.join("usagectl"), dir, env, &add, &prepared.demo_key)?;
+    for (name, kind, unit) in USAGE_TYPES {
+        usagectl(&["types", "add", name, "--kind", kind, "--unit", unit])?;
     }
     Ok(prepared)
+}
+
+/// Runs `usagectl`; the error has what it printed.
+fn usagectl(program: &Path, dir: &Path, env: &Env, arguments: &[&str], input: &str) -> Result<()> {
+    interrupt::check()?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(env).current_dir(dir);
+    for variable in PASSWORD_VARIABLES {
+        if std::env::var_os(variable).is_none() {
+            command.env(variable, CLICKHOUSE_PASSWORD);
+        }
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let text = describe(&command);
+    let mut child = command.spawn().with_context(|| format!("running `{text}`"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not read its input may have ended before.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].concat();
+        bail!("`{text}` failed ({}):\n{}", output.status, String::from_utf8_lossy(&said).trim_end());
+    }
+    Ok(())
 }
 
 /// 32 random bytes as hex, made at the first call and readable by the owner only.
@@ -81,8 +99,7 @@ fn secret(path: &Path) -> Result<String> {
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
-    std::io::Write::write_all(&mut file, text.as_bytes())
-        .with_context(|| format!("writing {}", path.display()))?;
+    file.write_all(text.as_bytes()).with_context(|| format!("writing {}", path.display()))?;
     Ok(text)
 }
 
@@ -145,4 +162,58 @@ impl Prepared {
 /// A TOML string: what JSON escapes, TOML understands too.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn prepared() -> Prepared {
+        let env = Env::from([
+            (KAFKA, "127.0.0.1:1".to_owned()),
+            (CLICKHOUSE, "http://127.0.0.1:2".to_owned()),
+            (CONTROL, "postgres://u:\"p\"@127.0.0.1:3/c".to_owned()),
+            (SOURCE, "postgres://u@127.0.0.1:3/s".to_owned()),
+        ]);
+        Prepared { env, keys: "/keys".into(), demo_key: "ab".repeat(32), cursor_key: "cd".repeat(32) }
+    }
+
+    #[test]
+    fn a_secret_is_made_once_and_only_the_owner_reads_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("demo.key");
+        let first = secret(&path).unwrap();
+        assert_eq!(first.len(), 64);
+        assert_eq!(secret(&path).unwrap(), first);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_ne!(secret(&dir.path().join("other.key")).unwrap(), first);
+        // What a killed run left half-written is no key.
+        fs::write(&path, "ab").unwrap();
+        assert_eq!(secret(&path).unwrap().len(), 64);
+    }
+
+    #[test]
+    fn sections_hold_addresses_and_keys() {
+        let prepared = prepared();
+        assert_eq!(prepared.kafka(), "[kafka]\nbrokers = \"127.0.0.1:1\"\n\n");
+        assert!(prepared.clickhouse().contains("writer_password = \"usage\""));
+        assert!(prepared.control_database().contains(r#"url = "postgres://u:\"p\"@127.0.0.1:3/c""#));
+        assert!(prepared.api(7).contains("listen = \"127.0.0.1:7\""));
+        assert!(prepared.api(7).contains("key_file = \"/keys/jwks.json\""));
+        let relay = prepared.relay();
+        assert!(relay.contains("default_source = \"demo\"") && relay.contains(&prepared.demo_key), "{relay}");
+    }
+
+    #[test]
+    fn a_failing_usagectl_shows_what_it_said_and_gets_its_input() {
+        let dir = tempfile::tempdir().unwrap();
+        let shell = Path::new("/bin/sh");
+        let script = "read key; echo \"key $key, $USAGE_CLICKHOUSE_WRITER_PASSWORD, $USAGE_KAFKA_BROKERS\" >&2; exit 3";
+        let error = usagectl(shell, dir.path(), &prepared().env, &["-c", script], "secret\n")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("key secret, usage, 127.0.0.1:1"), "{error}");
+        assert!(error.contains("exit status: 3"), "{error}");
+    }
 }

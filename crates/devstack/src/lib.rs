@@ -4,6 +4,7 @@
 //! the user's cache and are checked against hashes kept here. No C library is needed to build this crate.
 
 pub mod cache;
+pub mod demo;
 pub mod env_file;
 pub mod install;
 pub mod interrupt;
