@@ -38,10 +38,21 @@ const CONNECTIONS: u32 = 8;
 static MIGRATOR: Migrator = sqlx::migrate!();
 
 /// Access to the control database. Clones share the connections.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Control {
     pool: PgPool,
     options: PgConnectOptions,
+}
+
+impl std::fmt::Debug for Control {
+    /// Without the password, which the options would show.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control")
+            .field("host", &self.options.get_host())
+            .field("port", &self.options.get_port())
+            .field("database", &self.options.get_database())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Control {
@@ -51,7 +62,16 @@ impl Control {
     /// [`ControlError::Url`] for what is no address; what may pass when the server is away.
     pub async fn connect(url: &SecretString) -> Result<Self, ControlError> {
         let control = Self::connect_lazy(url)?;
-        control.ping().await?;
+        // Not by way of the pool: that tries a refused connection again until its time is over, and then knows no reason.
+        let look = async {
+            let mut connection = control.options.connect().await?;
+            refuse_standby(&mut connection).await?;
+            connection.close().await?;
+            Ok::<(), ControlError>(())
+        };
+        tokio::time::timeout(CONNECT_WITHIN, look)
+            .await
+            .map_err(|_| ControlError::Timeout(CONNECT_WITHIN))??;
         Ok(control)
     }
 
@@ -86,7 +106,8 @@ impl Control {
             // A connection of its own: waiting for the lock must not end at the statement timeout.
             let mut connection = self.options.connect().await?;
             refuse_standby(&mut connection).await?;
-            MIGRATOR.run(&mut connection).await?;
+            // Not `run`: its future is not `Send` as the compiler sees it, so that no task could call this.
+            MIGRATOR.run_direct(None, &mut connection, false).await?;
             connection.close().await?;
             Ok(())
         };
