@@ -1,7 +1,7 @@
 //! Shipping decided batches: commit the plans, write dead letters and forwards, write the rows, note it in the control database
 //! (protocol 5.1 steps 2 and 3, 5.5). A joint write serves all partitions; whatever goes wrong for one is cared for alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use crate::batch::Decided;
 use crate::commit::{CommitItem, CommitOutcome};
 use crate::dead_letter::{Action, Outgoing};
 use crate::link::{Event, Fate};
+use crate::message::OwnedMessage;
 use crate::plan::Plan;
 use crate::services::{Attempts, Services};
 use crate::side_reader::{SideReadError, SideReader};
@@ -356,13 +357,13 @@ pub async fn refused_letters(
     partition: i32,
     refused: &[RefusedRow],
 ) -> Result<Vec<Outgoing>, SideReadError> {
-    let mut letters = Vec::with_capacity(refused.len());
-    for row in refused {
-        let messages = reader.rows(partition, row.offset, row.offset).await?;
-        letters.extend(messages.into_iter().map(|message| Outgoing {
-            message,
-            action: Action::DeadLetter { reason: Reason::StorageRefused, error: row.error.clone() },
-        }));
-    }
-    Ok(letters)
+    let offsets = || refused.iter().map(|row| row.offset);
+    let (Some(first), Some(last)) = (offsets().min(), offsets().max()) else { return Ok(Vec::new()) };
+    let errors: HashMap<i64, &str> = refused.iter().map(|row| (row.offset, row.error.as_str())).collect();
+    let messages = reader.rows(partition, first, last).await?;
+    let letter = |message: OwnedMessage| {
+        let error = errors.get(&message.offset)?.to_string();
+        Some(Outgoing { message, action: Action::DeadLetter { reason: Reason::StorageRefused, error } })
+    };
+    Ok(messages.into_iter().filter_map(letter).collect())
 }

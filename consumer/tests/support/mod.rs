@@ -31,7 +31,9 @@ use usage_service::health::Health;
 use usage_service::telemetry::Telemetry;
 use usage_storage::Storage;
 use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
-use usage_storage::query::{RawQuery, StatusFilter, StoredRecord};
+use usage_storage::query::{
+    AggregateQuery, GroupBy, Measure, PartitionCounts, RawQuery, StatusFilter, StoredRecord, Windows,
+};
 use uuid::Uuid;
 
 pub const SOURCE: &str = "llm-gateway";
@@ -275,15 +277,6 @@ impl Pipeline {
         }
     }
 
-    /// Rows in the records table, whatever their tenant.
-    pub async fn row_count(&self, tenants: &[Uuid]) -> usize {
-        let mut rows = 0;
-        for tenant in tenants {
-            rows += self.stored(*tenant).await.len();
-        }
-        rows
-    }
-
     /// Everything in the topic of dead letters.
     pub async fn dead_letters(&self) -> Vec<DeadLetter> {
         let (brokers, topic, partitions) = (self.brokers.clone(), self.dead_letters.clone(), self.partitions);
@@ -334,6 +327,135 @@ impl Pipeline {
     pub async fn end(self) {
         self.control.close().await;
         self.database.drop().await;
+    }
+}
+
+/// A worker in a process of its own.
+pub struct Process {
+    child: std::process::Child,
+    pub log: std::path::PathBuf,
+}
+
+impl Process {
+    pub fn start(pipeline: &Pipeline, more: &[&str]) -> Self {
+        let log = std::env::temp_dir().join(format!("usage-consumer-{}.log", Uuid::new_v4()));
+        let file = std::fs::File::create(&log).expect("a log file");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_usage-consumer"));
+        for setting in pipeline.settings().iter().map(String::as_str).chain(more.iter().copied()) {
+            command.args(["--set", setting]);
+        }
+        let child = command.stderr(file).stdin(std::process::Stdio::null()).spawn().expect("the worker starts");
+        Self { child, log }
+    }
+
+    fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        nix::sys::signal::kill(pid, signal).expect("the worker lives");
+    }
+
+    pub fn kill9(mut self) {
+        self.child.kill().expect("the worker lives");
+        self.child.wait().expect("it ends");
+    }
+
+    pub fn pause(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+    }
+
+    pub fn resume(&self) {
+        self.signal(nix::sys::signal::Signal::SIGCONT);
+    }
+
+    /// Asks it to stop and holds it to its 10 s.
+    pub async fn stop(mut self) {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        let asked = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be asked") {
+                assert!(status.success(), "{status}: see {}", self.log.display());
+                break;
+            }
+            assert!(asked.elapsed() < Duration::from_secs(11), "still runs: see {}", self.log.display());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // Kept only when something went wrong.
+        std::fs::remove_file(&self.log).expect("the log is there");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // After a panic nothing of the test may live on; an ended process can't be killed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What is stored of a tenant: by the records, and as the reader sums it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Totals {
+    pub records: u64,
+    pub identities: u64,
+    pub sum: String,
+    pub answer_count: u64,
+    pub answer_sum: String,
+}
+
+impl Totals {
+    /// Of `records` different records with values that sum up to `sum` units.
+    pub fn exactly(records: u64, sum: i64) -> Self {
+        let unscaled = i128::from(sum) * 1_000_000_000_000_000_000;
+        Self {
+            records,
+            identities: records,
+            sum: sum.to_string(),
+            answer_count: records,
+            answer_sum: unscaled.to_string(),
+        }
+    }
+}
+
+impl Pipeline {
+    pub async fn totals(&self, tenant: Uuid) -> Totals {
+        let client = clickhouse::Client::default()
+            .with_url(&self.clickhouse.url)
+            .with_database(&self.clickhouse.database)
+            .with_user("usage_maintenance")
+            .with_password("usage");
+        let query = "SELECT count(), uniqExact(record_id), toString(sum(toDecimal256(value, 18))) FROM usage_records \
+                     WHERE tenant_id = toUUID(?)";
+        let (records, identities, sum): (u64, u64, String) =
+            client.query(query).bind(tenant.to_string()).fetch_one().await.expect("clickhouse answers");
+        let query = AggregateQuery {
+            tenant_id: tenant,
+            metrics: vec![],
+            from: 0,
+            to: i64::MAX / 2,
+            windows: Windows::Total,
+            group_by: GroupBy::default(),
+            measure: Measure::default(),
+            sources: vec![],
+            subject_ids: vec![],
+            subject_types: vec![],
+            resource_ids: vec![],
+            resource_types: vec![],
+            partition_counts: PartitionCounts { current: self.partitions, known: vec![self.partitions] },
+            after: None,
+            limit: 10,
+        };
+        let rows = self.storage.reader().aggregate(&query).await.expect("the reader answers");
+        let (answer_count, answer_sum) =
+            rows.first().map_or((0, "0".into()), |row| (row.count, row.sum.to_string()));
+        Totals { records, identities, sum, answer_count, answer_sum }
+    }
+
+    /// Rows that are stored at all.
+    pub async fn rows(&self, tenants: &[Uuid]) -> u64 {
+        let mut rows = 0;
+        for tenant in tenants {
+            rows += self.totals(*tenant).await.records;
+        }
+        rows
     }
 }
 
