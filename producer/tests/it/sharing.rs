@@ -27,6 +27,11 @@ impl Process {
         Self(child)
     }
 
+    fn signal(&self, signal: &str) {
+        let signalled = Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap();
+        assert!(signalled.success());
+    }
+
     /// kill -9.
     fn kill(mut self) {
         self.0.kill().unwrap();
@@ -34,8 +39,7 @@ impl Process {
     }
 
     fn terminate(&mut self) -> std::process::ExitStatus {
-        let signalled = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap();
-        assert!(signalled.success());
+        self.signal("-TERM");
         self.0.wait().unwrap()
     }
 }
@@ -126,6 +130,37 @@ async fn a_killed_relay_is_replaced_after_its_lease() {
     assert_eq!(held_by(&source, "heir").await, 0);
     let keys_after: i64 = source.count("usage_outbox_relays WHERE owner = 'heir'").await;
     assert_eq!(keys_after, 0);
+}
+
+/// A relay that was frozen for longer than its lease and wakes up as a zombie: what it still deletes is what Kafka acknowledged to it.
+#[tokio::test]
+async fn a_frozen_relay_that_wakes_up_does_no_harm() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let mut zombie = Process::start(&source, &topic, "zombie", "2s");
+    until("the zombie has all", async || (held_by(&source, "zombie").await == 4).then_some(())).await;
+    let emit = async |from: u64| {
+        for number in from..from + 100 {
+            source.emit(Uuid::from_u64_pair(1, number % 20), &format!("k{number}")).await;
+        }
+    };
+    emit(0).await;
+    zombie.signal("-STOP");
+    emit(100).await;
+    let mut other = Process::start(&source, &topic, "other", "2s");
+    until("the other has all", async || (held_by(&source, "other").await == 4).then_some(())).await;
+    emit(200).await;
+    zombie.signal("-CONT");
+    emit(300).await;
+    until("they share", async || {
+        let held = (held_by(&source, "zombie").await, held_by(&source, "other").await);
+        (held == (2, 2)).then_some(())
+    })
+    .await;
+    source.emptied().await;
+    assert!(zombie.terminate().success() && other.terminate().success());
+    let mut keys = topic.keys().await;
+    keys.dedup();
+    assert_eq!(keys.len(), 400);
 }
 
 #[test]

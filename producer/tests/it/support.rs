@@ -63,8 +63,12 @@ impl Source {
 
     /// Without an outbox.
     pub async fn empty() -> Self {
-        let base = testing::source_database_url();
-        let server = PgConnectOptions::from_str(&base).unwrap();
+        Self::empty_on(&testing::source_database_url()).await
+    }
+
+    /// In a server of one's own: `base` leads to any of its databases.
+    pub async fn empty_on(base: &str) -> Self {
+        let server = PgConnectOptions::from_str(base).unwrap();
         let name = format!("test_{}", Uuid::new_v4().simple());
         let mut admin = server.connect().await.unwrap();
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
