@@ -1,6 +1,6 @@
 //! The JSON payload that `usage_emit` writes into the outbox (payload type `usage-collector.record.v1+json`).
 //!
-//! One object in UTF-8. Members, in any order; all but the first seven may be missing or null:
+//! One object in UTF-8. Members, in any order; all but the first six may be missing or null:
 //!
 //! | member | JSON | content |
 //! |---|---|---|

@@ -41,3 +41,19 @@ impl std::fmt::Display for Reason {
         f.write_str(self.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Reason;
+
+    /// Fixed words: dashboards, replay filters and stored dead letters have them.
+    #[test]
+    fn words_are_the_designs_in_its_order() {
+        let words: Vec<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let fixed = "undecodable unknown_schema bad_signature unknown_source wrong_partition id_mismatch invalid_record \
+                     metadata_too_large in_future too_old unknown_usage_type schema_violation conflict forbidden_tenant \
+                     quota_exceeded storage_refused";
+        assert_eq!(words.join(" "), fixed);
+        assert_eq!(Reason::TooOld.to_string(), "too_old");
+    }
+}
