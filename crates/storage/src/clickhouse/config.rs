@@ -41,6 +41,9 @@ pub struct ClickHouseConfig {
     /// A partition's aggregate is rolled up once it has this many groups (some 250 bytes of memory each).
     #[serde(default = "default_flush_rows")]
     pub flush_rows: usize,
+    /// A month of which a new owner finds more records beyond the horizon is rolled up by the server, not in memory.
+    #[serde(default = "default_rebuild_rows")]
+    pub rebuild_rows: u64,
 }
 
 impl ClickHouseConfig {
@@ -58,6 +61,7 @@ impl ClickHouseConfig {
             write_timeout: default_write_timeout(),
             read_timeout: default_read_timeout(),
             rollup_rows: default_rollup_rows(),
+            rebuild_rows: default_rebuild_rows(),
             flush_age: default_flush_age(),
             flush_rows: default_flush_rows(),
         }
@@ -106,4 +110,8 @@ fn default_flush_age() -> Duration {
 
 fn default_flush_rows() -> usize {
     20_000
+}
+
+fn default_rebuild_rows() -> u64 {
+    200_000
 }

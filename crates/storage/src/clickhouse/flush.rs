@@ -7,7 +7,7 @@ use usage_service::metric_names::{STORAGE_INSERT_ROWS, STORAGE_INSERT_SECONDS};
 
 use super::ClickHouseConfig;
 use super::aggregate::Aggregate;
-use super::client::CallError;
+use super::client::{CallError, Client};
 use super::fence::{Held, query_id};
 use super::months::Month;
 use super::partition::{Guard, Partition};
@@ -16,12 +16,12 @@ use super::writer::ClickHouseWriter;
 use super::{codes, insert, recover, settle};
 use crate::StorageError;
 
-/// True if a partition's aggregate is old or large enough to be rolled up.
-pub(crate) fn is_due(partition: &Partition, config: &ClickHouseConfig) -> bool {
+/// True if a partition's aggregate has come to 1/`share` of the age or size at which it is rolled up, or a flush is in doubt.
+pub(crate) fn is_due(partition: &Partition, config: &ClickHouseConfig, share: u32) -> bool {
     partition.recovered
         && (!partition.aggregate.in_doubt().is_empty()
-            || partition.aggregate.len() >= config.flush_rows
-            || partition.oldest().is_some_and(|oldest| oldest.elapsed() >= config.flush_age))
+            || partition.aggregate.len() >= (config.flush_rows / share as usize).max(1)
+            || partition.oldest().is_some_and(|oldest| oldest.elapsed() >= config.flush_age / share))
 }
 
 /// Rolls up the aggregates of the partitions, each to its last wholly stored batch: one insert per month for all of them.
@@ -112,18 +112,62 @@ async fn prove(writer: &ClickHouseWriter, guards: &mut [Guard]) -> Result<(), St
     Ok(())
 }
 
-/// Rebuilds the aggregate from the records beyond the horizons.
+/// Rebuilds the aggregate from the records beyond the horizons. Months with more than `rebuild_rows` of them (the rollups were
+/// emptied, or nobody rolled up for long) are rolled up by the server, so that memory stays bounded.
 pub(crate) async fn recover(writer: &ClickHouseWriter, guard: &mut Guard) -> Result<(), StorageError> {
-    prove(writer, std::slice::from_mut(guard)).await?;
     let client = writer.client.clone().with_timeout(recover::RECOVERY_TIMEOUT);
+    if guard.recovery_in_doubt || !guard.aggregate.in_doubt().is_empty() {
+        // What was sent may still be stored: only under a new epoch the horizons below are final.
+        settle::raise(writer, &mut [&mut *guard]).await?;
+        guard.recovery_in_doubt = false;
+    }
     let partition = guard.partition();
     let (horizons, generations) = recover::horizons(&client, partition).await?;
     let mut aggregate = Aggregate::default();
     for month in recover::months(&client).await? {
         let horizon = horizons.get(&month).copied().unwrap_or(0);
-        recover::add_beyond(&client, partition, month, horizon, &mut aggregate).await?;
+        let rows = recover::count_beyond(&client, partition, month, horizon).await?;
+        if rows > writer.config.rebuild_rows && generations.is_empty() {
+            roll_up_on_server(writer, &client, guard, month, horizon).await?;
+        } else if rows > 0 {
+            recover::add_beyond(&client, partition, month, horizon, &mut aggregate).await?;
+        }
     }
     tracing::info!(partition, groups = aggregate.len(), months = horizons.len(), "aggregate is rebuilt");
     guard.recovered(aggregate, generations);
     Ok(())
 }
+
+async fn roll_up_on_server(
+    writer: &ClickHouseWriter,
+    client: &Client,
+    guard: &mut Guard,
+    month: Month,
+    horizon: i64,
+) -> Result<(), StorageError> {
+    let (held, through) = (guard.held, guard.through);
+    tracing::info!(
+        partition = held.partition,
+        month = month.0,
+        horizon,
+        through,
+        "the server rolls a month up"
+    );
+    let mut client = client.clone().with_setting("query_id", query_id(&[held]));
+    for (name, value) in insert::SETTINGS.iter().chain(&ONE_PART) {
+        client = client.with_setting(name, *value);
+    }
+    guard.recovery_in_doubt = true;
+    match client.execute(&recover::roll_up_statement(held, month, horizon, through)).await {
+        Ok(()) => {
+            guard.recovery_in_doubt = false;
+            Ok(())
+        }
+        Err(CallError::Exception { code: codes::FENCED, .. }) => Err(writer.fenced(&[held]).await),
+        Err(error) => Err(StorageError::Unavailable(Box::new(error))),
+    }
+}
+
+/// However many groups a month has, they become one part with their horizon.
+const ONE_PART: [(&str, &str); 2] =
+    [("min_insert_block_size_rows", "1000000000000"), ("min_insert_block_size_bytes", "1000000000000000")];

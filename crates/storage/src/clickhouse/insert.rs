@@ -37,7 +37,7 @@ pub(crate) const TIME: &str = "DateTime64(6, 'UTC')";
 
 /// With these one block becomes one part, whatever the server's profile says (section 2 of the proof). Insert deduplication
 /// is off: it records a token just before it publishes the part, and so can swallow the second send.
-const SETTINGS: &[(&str, &str)] = &[
+pub(crate) const SETTINGS: &[(&str, &str)] = &[
     ("async_insert", "0"),
     ("insert_deduplicate", "0"),
     ("max_insert_threads", "1"),

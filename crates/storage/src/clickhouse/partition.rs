@@ -28,6 +28,8 @@ pub(crate) struct Partition {
     /// A batch whose write was begun and not proved: it must be settled first. Set before anything is sent, so that a
     /// caller who drops a running write leaves it set.
     pub(crate) batch_in_doubt: Option<i64>,
+    /// The server was asked to roll a month up and has not said that it did.
+    pub(crate) recovery_in_doubt: bool,
     /// Unproved attempts in a row: each doubles the deadline of the next.
     pub(crate) repeats: u32,
     oldest: Oldest,
@@ -52,6 +54,7 @@ impl Partition {
             aggregate: Aggregate::default(),
             generations: Generations::new(),
             batch_in_doubt: None,
+            recovery_in_doubt: false,
             repeats: 0,
             oldest: Oldest::default(),
         }

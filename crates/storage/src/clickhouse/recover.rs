@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::aggregate::{Aggregate, Group, Totals};
 use super::client::{CallError, Client};
+use super::fence::{Held, guard};
 use super::months::Month;
 use super::rollup::Generations;
 use super::rowbinary::RowReader;
@@ -78,13 +79,7 @@ pub(crate) async fn add_beyond(
     horizon: i64,
     aggregate: &mut Aggregate,
 ) -> Result<(), StorageError> {
-    let sql = format!(
-        "SELECT tenant_id, metric, source, kind, toUInt32(toStartOfFifteenMinutes(timestamp)) AS bucket, count(), \
-         sum(toDecimal256(value, 18)), min(value), max(value), \
-         max((timestamp, UUIDToNum(record_id), value)) AS latest \
-         FROM usage_records WHERE {} AND status = 'active' GROUP BY tenant_id, metric, source, kind, bucket",
-        beyond(partition, month, horizon)
-    );
+    let sql = grouped(partition, month, horizon);
     let bytes = client.fetch(&sql).await?;
     let mut rows = RowReader::new(&bytes);
     while !rows.is_empty() {
@@ -103,10 +98,58 @@ pub(crate) async fn add_beyond(
     Ok(())
 }
 
+/// Number of records of one month beyond a horizon.
+pub(crate) async fn count_beyond(
+    client: &Client,
+    partition: i32,
+    month: Month,
+    horizon: i64,
+) -> Result<u64, StorageError> {
+    let sql = format!("SELECT count() FROM usage_records WHERE {}", beyond(partition, month, horizon));
+    let bytes = client.fetch(&sql).await?;
+    Ok(RowReader::new(&bytes).u64()?)
+}
+
 /// The records of a partition in a month beyond a horizon.
-pub(crate) fn beyond(partition: i32, month: Month, horizon: i64) -> String {
+fn beyond(partition: i32, month: Month, horizon: i64) -> String {
     format!("toYYYYMM(timestamp) = {} AND kafka_partition = {partition} AND batch_seq > {horizon}", month.0)
 }
+
+/// Groups the records of a month beyond a horizon; the columns are those of [`add_beyond`].
+fn grouped(partition: i32, month: Month, horizon: i64) -> String {
+    format!(
+        "SELECT tenant_id, metric, source, kind, toStartOfFifteenMinutes(timestamp) AS bucket, count() AS record_count, \
+         sum(toDecimal256(value, 18)) AS value_sum, min(value) AS value_min, max(value) AS value_max, \
+         max((timestamp, UUIDToNum(record_id), value)) AS latest \
+         FROM usage_records WHERE {} AND status = 'active' GROUP BY tenant_id, metric, source, kind, bucket",
+        beyond(partition, month, horizon)
+    )
+}
+
+/// The statement by which the server itself rolls a month up to `through`, with its horizon row, as one part.
+pub(crate) fn roll_up_statement(held: Held, month: Month, horizon: i64, through: i64) -> String {
+    let Held { partition, .. } = held;
+    format!(
+        "INSERT INTO usage_rollups (tenant_id, metric, source, kind, bucket, kafka_partition, generation, record_count, \
+         value_sum, value_min, value_max, latest, horizon) \
+         SELECT tenant_id, metric, source, kind, bucket, {partition}, 0, record_count, \
+         value_sum, value_min, value_max, latest, horizon FROM (\
+         SELECT *, toInt64(0) AS horizon FROM ({grouped}) UNION ALL \
+         SELECT toUUID('{nil}'), '', '', CAST('counter', '{KIND_LITERAL}'), toDateTime({start}, 'UTC'), toUInt64(0), \
+         toDecimal256(0, 18), NULL, NULL, {NO_LATEST}, toInt64({through})) WHERE {guard}",
+        grouped = grouped(partition, month, horizon),
+        nil = Uuid::nil(),
+        start = month.start_seconds(),
+        guard = guard(&[held]),
+    )
+}
+
+/// [`KIND`](super::insert::KIND) within a literal.
+const KIND_LITERAL: &str = "Enum8(\\'counter\\' = 1, \\'gauge\\' = 2)";
+
+/// `latest` of a row without records.
+const NO_LATEST: &str =
+    "(toDateTime64('1900-01-01 00:00:00', 6, 'UTC'), toFixedString('', 16), toDecimal128(0, 18))";
 
 fn kind(number: u8) -> Result<Kind, CallError> {
     match number {

@@ -206,7 +206,11 @@ impl Writer for ClickHouseWriter {
 
     async fn tick(&self, partitions: &[i32]) -> Result<(), StorageError> {
         let mut guards = self.partitions.lock(partitions.iter().copied()).await;
-        guards.retain(|guard| flush::is_due(guard, &self.config));
+        if !guards.iter().any(|guard| flush::is_due(guard, &self.config, 1)) {
+            return Ok(());
+        }
+        // Those that will be due soon come along: one part less.
+        guards.retain(|guard| flush::is_due(guard, &self.config, 2));
         flush::flush(self, &mut guards).await
     }
 

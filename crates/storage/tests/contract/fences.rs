@@ -102,7 +102,7 @@ pub async fn a_takeover_ends_joint_inserts(bench: &dyn Bench) {
         .unwrap();
     let usual = started.elapsed();
     let mut interrupted = 0;
-    for _ in 0..12 {
+    for _ in 0..8 {
         let batches: Vec<_> = makers.iter_mut().map(|maker| maker.batch(3_000)).collect();
         batches.iter().for_each(|batch| oracle.begin(batch));
         let writing = {

@@ -9,7 +9,7 @@ use super::worker::{again, settle, take};
 use super::{Bench, Server};
 use usage_storage::StorageError;
 
-const TRIES: usize = 25;
+const TRIES: usize = 12;
 
 /// The server stops, a write times out, the server goes on: whether the late request is executed before, during or after the
 /// settling, the batch is there once. (Looking before a new epoch was written stored 5 of 25 twice.)

@@ -1,6 +1,4 @@
-//! The contract suite on ClickHouse, and what is ClickHouse's own.
-
-mod contract;
+//! A ClickHouse database as a bench of the contract suite.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,37 +6,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use contract::{Bench, Server, Stored, basics, crash, fences, late};
 use usage_devstack::ClickHouse;
 use usage_storage::Storage;
 use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
 use uuid::Uuid;
 
+use crate::contract::{Bench, Server, Stored};
+
 /// A database of its own on some server.
-struct Database {
-    url: String,
-    name: String,
+pub struct Database {
+    pub url: String,
+    pub name: String,
 }
 
 impl Database {
-    fn on(url: String) -> Self {
+    pub fn on(url: String) -> Self {
         Self { url, name: format!("test_{}", Uuid::new_v4().simple()) }
     }
 
     /// On the run's shared server.
-    fn shared() -> Self {
+    pub fn shared() -> Self {
         Self::on(usage_devstack::testing::clickhouse_url())
     }
 
-    fn config(&self) -> ClickHouseConfig {
+    pub fn config(&self) -> ClickHouseConfig {
         let mut config = ClickHouseConfig::new(&self.url, &self.name).with_dev_passwords();
         config.flush_age = Duration::ZERO;
         config.rollup_rows = 0;
+        // So that new owners sometimes leave the rebuilding to the server.
+        config.rebuild_rows = 2_000;
         config
     }
 
     /// Asks as the server's own user; rows of tab-separated fields.
-    async fn query(&self, sql: &str) -> Vec<Vec<String>> {
+    pub async fn query(&self, sql: &str) -> Vec<Vec<String>> {
         let client = ::clickhouse::Client::default().with_url(&self.url).with_database(&self.name);
         let bytes = client.query_raw(sql).fetch_bytes("TSV").unwrap().collect().await.unwrap();
         let text = String::from_utf8(bytes.to_vec()).unwrap();
@@ -115,13 +116,13 @@ impl Bench for Database {
 }
 
 /// A server that a test has for itself.
-struct OwnServer {
+pub struct OwnServer {
     server: ClickHouse,
     _dir: tempfile::TempDir,
 }
 
 impl OwnServer {
-    fn start() -> (Self, Database) {
+    pub fn start() -> (Self, Database) {
         let dir = tempfile::tempdir().unwrap();
         let server = ClickHouse::start(dir.path()).unwrap();
         let database = Database::on(server.url());
@@ -149,56 +150,4 @@ impl Server for OwnServer {
     fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.server.http_port()))
     }
-}
-
-macro_rules! on_shared_server {
-    ($($room:ident :: $name:ident),* $(,)?) => {$(
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $name() {
-            $room::$name(&Database::shared()).await;
-        }
-    )*};
-}
-
-on_shared_server! {
-    basics::migrations_run_at_once,
-    basics::what_is_written_is_read,
-    basics::ids_are_streamed_by_partition,
-    basics::stored_ids_are_found,
-    basics::numbers_never_go_back,
-    basics::large_values_are_exact,
-    basics::refused_rows_are_found,
-    fences::a_stale_writer_is_fenced,
-    fences::a_joint_insert_is_fenced_as_a_whole,
-    fences::a_takeover_ends_joint_inserts,
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_writer_stores_nothing_later() {
-    let (server, database) = OwnServer::start();
-    fences::a_frozen_writer_stores_nothing_later(&database, &server).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_request_is_never_stored_twice() {
-    let (server, database) = OwnServer::start();
-    late::a_late_request_is_never_stored_twice(&database, &server).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_flush_is_never_counted_twice() {
-    let (server, database) = OwnServer::start();
-    late::a_late_flush_is_never_counted_twice(&database, &server).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_in_the_middle_of_writes() {
-    let (mut server, database) = OwnServer::start();
-    crash::killed_in_the_middle_of_writes(&database, &mut server, 15).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_in_the_middle_of_flushes() {
-    let (mut server, database) = OwnServer::start();
-    crash::killed_in_the_middle_of_flushes(&database, &mut server, 15).await;
 }

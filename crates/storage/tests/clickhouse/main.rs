@@ -1,0 +1,61 @@
+//! The contract suite on ClickHouse, and what is ClickHouse's own.
+
+#[path = "../contract/mod.rs"]
+mod contract;
+mod harness;
+mod own;
+
+use contract::{basics, crash, fences, late};
+use harness::{Database, OwnServer};
+
+macro_rules! on_shared_server {
+    ($($room:ident :: $name:ident),* $(,)?) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            $room::$name(&Database::shared()).await;
+        }
+    )*};
+}
+
+on_shared_server! {
+    basics::migrations_run_at_once,
+    basics::what_is_written_is_read,
+    basics::ids_are_streamed_by_partition,
+    basics::stored_ids_are_found,
+    basics::numbers_never_go_back,
+    basics::large_values_are_exact,
+    basics::refused_rows_are_found,
+    fences::a_stale_writer_is_fenced,
+    fences::a_joint_insert_is_fenced_as_a_whole,
+    fences::a_takeover_ends_joint_inserts,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_writer_stores_nothing_later() {
+    let (server, database) = OwnServer::start();
+    fences::a_frozen_writer_stores_nothing_later(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_request_is_never_stored_twice() {
+    let (server, database) = OwnServer::start();
+    late::a_late_request_is_never_stored_twice(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_flush_is_never_counted_twice() {
+    let (server, database) = OwnServer::start();
+    late::a_late_flush_is_never_counted_twice(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_in_the_middle_of_writes() {
+    let (mut server, database) = OwnServer::start();
+    crash::killed_in_the_middle_of_writes(&database, &mut server, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_in_the_middle_of_flushes() {
+    let (mut server, database) = OwnServer::start();
+    crash::killed_in_the_middle_of_flushes(&database, &mut server, 8).await;
+}
