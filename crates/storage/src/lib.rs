@@ -16,8 +16,8 @@ use uuid::Uuid;
 pub use batch::{PlannedBatch, Rows};
 pub use error::StorageError;
 pub use query::{
-    AggregateQuery, AggregateRow, GroupBy, Measure, PartitionCounts, RawQuery, RowKey, SourceWatermark, StatusFilter,
-    StoredRecord, Windows,
+    AggregateQuery, AggregateRow, GroupBy, Measure, PartitionCounts, RawQuery, RowKey, SourceWatermark,
+    StatusFilter, StoredRecord, Windows,
 };
 
 /// A storage backend.
