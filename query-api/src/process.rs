@@ -7,6 +7,7 @@ use secrecy::ExposeSecret as _;
 use usage_access::TokenVerifier;
 use usage_control::Control;
 use usage_service::CancellationToken;
+use usage_service::error_chain;
 use usage_service::health::{self, Health};
 use usage_service::telemetry::Telemetry;
 use usage_storage::Storage;
@@ -29,15 +30,16 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let verifier = TokenVerifier::from_file(&config.auth.key_file, config.auth.issuer, config.auth.audience)
         .context("auth.key_file")?;
     let control = Control::connect_lazy(&config.control_database.url).context("control_database.url")?;
-    let storage: Arc<dyn Storage> = Arc::new(ClickHouseStorage::connect(config.clickhouse));
+    let storage = ClickHouseStorage::connect(config.clickhouse);
     let limits = config.limits;
 
     let catalog = Arc::new(Catalog::new(Arc::new(control), limits.cache, limits.control_timeout));
+    let store = Store::new(storage.reader(), limits.storage_timeout, limits.concurrent_questions);
     let health = Health::new(telemetry);
-    watch(&health, &storage, &catalog);
+    watch(&health, &store, &catalog);
     let app = App {
         verifier: Arc::new(verifier),
-        store: Store::new(storage.reader(), limits.storage_timeout, limits.concurrent_questions),
+        store,
         catalog,
         cursors: Cursors::new(config.api.cursor_key.expose_secret().as_bytes()),
         limits: Limits {
@@ -57,15 +59,15 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
 }
 
 /// Ready means: both stores answer.
-fn watch(health: &Health, storage: &Arc<dyn Storage>, catalog: &Arc<Catalog>) {
-    let storage = storage.clone();
+fn watch(health: &Health, store: &Store, catalog: &Arc<Catalog>) {
+    let store = store.clone();
     health.check_storage("clickhouse", move || {
-        let storage = storage.clone();
-        async move { storage.check().await.map_err(|error| usage_service::error_chain(&error)) }
+        let store = store.clone();
+        async move { store.probe().await.map_err(|error| error_chain(&error)) }
     });
     let catalog = catalog.clone();
     health.check("control_database", move || {
         let catalog = catalog.clone();
-        async move { catalog.ping().await.map_err(|error| usage_service::error_chain(&error)) }
+        async move { catalog.ping().await.map_err(|error| error_chain(&error)) }
     });
 }

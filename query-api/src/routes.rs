@@ -39,8 +39,8 @@ fn no_parameters(raw: Option<&str>) -> Result<(), Failure> {
     Ok(Params::parse(raw, &[]).finish(Some(()))?)
 }
 
-/// The registered types, if all of `metrics` are among them.
-async fn registered(catalog: &Catalog, metrics: &[String]) -> Result<Types, Failure> {
+/// The registered types, if all of `metrics` are among them; `parameter` named them.
+async fn registered(catalog: &Catalog, parameter: &str, metrics: &[String]) -> Result<Types, Failure> {
     let types = catalog.types_with(metrics).await?;
     let unknown: Vec<&String> = metrics.iter().filter(|metric| !types.contains_key(*metric)).collect();
     let Some(first) = unknown.first() else { return Ok(types) };
@@ -53,6 +53,6 @@ async fn registered(catalog: &Catalog, metrics: &[String]) -> Result<Types, Fail
     let problem = Problem::new(kinds::UNKNOWN_METRIC).with_detail(hint(first));
     let problem = unknown
         .iter()
-        .fold(problem, |problem, metric| problem.with_parameter("metric", "unknown_metric", hint(metric)));
+        .fold(problem, |problem, metric| problem.with_parameter(parameter, "unknown_metric", hint(metric)));
     Err(problem.into())
 }

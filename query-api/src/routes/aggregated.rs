@@ -30,7 +30,7 @@ pub async fn get(
     caller.may(Scope::Read, "reading aggregated usage")?;
     let format = negotiate(&headers, &[Format::Json, Format::Csv])?;
     let query = Arc::new(AggregatedQuery::read(raw.as_deref(), app.limits.window_days)?);
-    let types = registered(&app.catalog, &query.filters.metrics).await?;
+    let types = registered(&app.catalog, "metric", &query.filters.metrics).await?;
     same_unit(&query, &types)?;
     let hash = query.hash(caller.tenant_id());
     let after: Option<RowKey> =

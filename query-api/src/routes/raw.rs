@@ -43,7 +43,7 @@ pub async fn get(
     caller.may(Scope::Read, "reading usage records")?;
     let format = negotiate(&headers, &[Format::Json, Format::Csv, Format::NdJson])?;
     let query = Arc::new(RawQuery::read(raw.as_deref(), format != Format::Json)?);
-    registered(&app.catalog, &query.filters.metrics).await?;
+    registered(&app.catalog, "metric", &query.filters.metrics).await?;
     let hash = query.hash(caller.tenant_id());
     let after: Option<Position> =
         query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;

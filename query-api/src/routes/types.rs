@@ -75,7 +75,7 @@ pub async fn get(
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
     let name = [name.map(|Path(name)| name).unwrap_or_default()];
-    let types = registered(&app.catalog, &name).await?;
+    let types = registered(&app.catalog, "name", &name).await?;
     match types.get(&name[0]) {
         Some(found) => json(&JsonType::new(found)),
         None => Err(Problem::not_found("no usage type has this name").into()),

@@ -93,6 +93,6 @@ async fn bodies_have_a_type_and_a_bound() {
 async fn an_unknown_type_names_the_nearest() {
     let api = Harness::new();
     let answer = api.get("/v1/usage/types/token").await;
-    answer.problem(404, "unknown-metric");
+    assert_eq!(answer.problem(404, "unknown-metric"), ["name:unknown_metric"]);
     assert!(answer.detail().contains("did you mean `tokens`?"), "{}", answer.detail());
 }
