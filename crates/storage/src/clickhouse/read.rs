@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use self::session::Session;
+use self::{aggregate::Sizes, session::Session};
 use super::{
     client::{Client, Profile},
     config::ClickHouseConfig,
@@ -35,13 +35,13 @@ use crate::{AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, Sto
 #[derive(Clone)]
 pub struct ClickHouseReader {
     session: Session,
-    rollup_rows: u64,
+    sizes: Sizes,
 }
 
 impl ClickHouseReader {
     pub(crate) fn new(config: &ClickHouseConfig) -> Self {
         let client = Client::new(config, Profile::Reader);
-        Self { session: Session::new(client, config.read_timeout), rollup_rows: config.rollup_rows }
+        Self { session: Session::new(client, config.read_timeout), sizes: Sizes::new(config.rollup_rows) }
     }
 
     /// The buckets that are marked as under correction. Records can't be corrected yet (protocol 6.4 comes with its own
@@ -55,7 +55,7 @@ impl ClickHouseReader {
 impl Reader for ClickHouseReader {
     async fn aggregate(&self, query: &AggregateQuery) -> Result<Vec<AggregateRow>, StorageError> {
         self.session
-            .bounded(aggregate::aggregate(&self.session, query, &self.dirty_buckets(), self.rollup_rows))
+            .bounded(aggregate::aggregate(&self.session, query, &self.dirty_buckets(), self.sizes))
             .await
     }
 

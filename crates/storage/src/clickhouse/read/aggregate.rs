@@ -6,14 +6,45 @@ use super::{
     merge::merge,
     question::Question,
     records::{self, Part},
-    rollups,
+    rollups::{self, Rolled},
     session::Session,
-    spans::{self, Cut},
+    spans::{self, Cut, Span, months},
+    windows::boundary_from,
 };
 use crate::{
     StorageError,
-    query::{AggregateQuery, AggregateRow},
+    query::{AggregateQuery, AggregateRow, Windows},
 };
+
+/// Rows that one question to the records should read. Questions about more, if their windows allow it, are asked in
+/// stretches of windows, so that a page of many groups does not aggregate the whole range.
+const STRETCH_ROWS: u64 = 500_000;
+
+/// What planning one more leg costs, as the number of records that are read in that time.
+const LEG_ROWS: u64 = 50_000;
+
+/// Sizes at which a question is answered another way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Rows in the range from which the rollups are asked: 0 = always.
+    pub(super) rollup_rows: u64,
+    /// See [`LEG_ROWS`].
+    pub(super) leg_rows: u64,
+    /// See [`STRETCH_ROWS`].
+    pub(super) stretch_rows: u64,
+}
+
+impl Sizes {
+    pub(super) fn new(rollup_rows: u64) -> Self {
+        Self { rollup_rows, leg_rows: LEG_ROWS, stretch_rows: STRETCH_ROWS }
+    }
+}
+
+enum Plan {
+    Both(Cut),
+    /// The records alone; of about so many rows.
+    Records(u64),
+}
 
 /// Answers a query. `dirty` are the starts of the buckets that corrections have marked for the query's tenant and metrics,
 /// read before anything else here: records answer for those.
@@ -24,44 +55,104 @@ pub(super) async fn aggregate(
     session: &Session,
     query: &AggregateQuery,
     dirty: &BTreeSet<i64>,
-    rollup_rows: u64,
+    sizes: Sizes,
 ) -> Result<Vec<AggregateRow>, StorageError> {
     let question = Question::new(query);
     if question.range.is_empty() || query.limit == 0 {
         return Ok(Vec::new());
     }
-    match plan(session, &question, dirty, rollup_rows).await? {
-        Some(cut) => from_both(session, &question, &cut).await,
-        None => records::read(session, &question, &[Part::All(question.range)]).await,
+    match plan(session, &question, dirty, sizes).await? {
+        Plan::Both(cut) => {
+            let rolled = rollups::read(session, &question, &cut).await?;
+            complete(session, &question, &cut, rolled).await
+        }
+        Plan::Records(rows) => from_records(session, &question, rows, sizes).await,
     }
 }
 
-/// The cut of the range if rollups are worth their second question; None if records should answer alone.
+/// Rollups, if they can answer and the range has enough rows to be worth a second question and the planning of its legs.
 async fn plan(
     session: &Session,
     question: &Question<'_>,
     dirty: &BTreeSet<i64>,
-    rollup_rows: u64,
-) -> Result<Option<Cut>, StorageError> {
-    if !question.fits_rollups() || question.partitions.is_empty() {
-        return Ok(None);
+    sizes: Sizes,
+) -> Result<Plan, StorageError> {
+    let may_ask_rollups = question.fits_rollups() && !question.partitions.is_empty();
+    let cut = if may_ask_rollups { spans::cut(question.range, dirty) } else { None };
+    match cut {
+        Some(cut) if sizes.rollup_rows == 0 => Ok(Plan::Both(cut)),
+        None if matches!(question.query.windows, Windows::Total) => Ok(Plan::Records(0)),
+        cut => {
+            let rows = records::estimate(session, question).await?;
+            Ok(match cut {
+                Some(cut) if rows >= least_rows(question, &cut, sizes) => Plan::Both(cut),
+                _ => Plan::Records(rows),
+            })
+        }
     }
-    let Some(cut) = spans::cut(question.range, dirty) else {
-        return Ok(None);
-    };
-    let worth = rollup_rows == 0 || records::estimate(session, question).await? >= rollup_rows;
-    Ok(worth.then_some(cut))
 }
 
-async fn from_both(
+fn least_rows(question: &Question<'_>, cut: &Cut, sizes: Sizes) -> u64 {
+    let legs = question.partitions.len() * months(cut.clean).count() + cut.from_records.len();
+    sizes.rollup_rows.saturating_add(sizes.leg_rows.saturating_mul(legs as u64))
+}
+
+/// The second read: what the rollups, read before, don't hold.
+pub(super) async fn complete(
     session: &Session,
     question: &Question<'_>,
     cut: &Cut,
+    rolled: Rolled,
 ) -> Result<Vec<AggregateRow>, StorageError> {
-    let rolled = rollups::read(session, question, cut).await?;
     let legs = spans::legs(cut.clean, &question.partitions, &rolled.horizons);
     let mut parts: Vec<Part<'_>> = cut.from_records.iter().map(|span| Part::All(*span)).collect();
     parts.extend(legs.into_iter().map(|leg| Part::Beyond { leg, except: &cut.dirty }));
-    let fresh = records::read(session, question, &parts).await?;
+    let fresh = records::read(session, question, &parts, question.query.limit).await?;
     merge(rolled.rows, fresh, question.query.limit)
+}
+
+/// The records alone, stretch after stretch of whole windows until the page is full: rows ascend by window first, and no
+/// row has records in two stretches.
+async fn from_records(
+    session: &Session,
+    question: &Question<'_>,
+    rows: u64,
+    sizes: Sizes,
+) -> Result<Vec<AggregateRow>, StorageError> {
+    let range = question.range;
+    let limit = question.query.limit;
+    let mut length = stretch_length(range, rows, sizes.stretch_rows);
+    let mut page = Vec::new();
+    let mut from = range.from;
+    while from < range.to && page.len() < limit {
+        let to = boundary_from(&question.query.windows, from.saturating_add(length))
+            .map_or(range.to, |to| to.min(range.to));
+        let part = Part::All(Span { from, to });
+        page.extend(records::read(session, question, &[part], limit - page.len()).await?);
+        length = length.saturating_mul(2);
+        from = to;
+    }
+    Ok(page)
+}
+
+/// Time that holds about `wanted` of the range's rows, if they are evenly spread; at least 1.
+fn stretch_length(range: Span, rows: u64, wanted: u64) -> i64 {
+    let whole = i128::from(range.to) - i128::from(range.from);
+    let share = if rows <= wanted { whole } else { whole * i128::from(wanted) / i128::from(rows) };
+    i64::try_from(share).unwrap_or(i64::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_has_its_share_of_the_rows() {
+        let range = Span { from: 100, to: 1100 };
+        assert_eq!(stretch_length(range, 0, 10), 1000);
+        assert_eq!(stretch_length(range, 10, 10), 1000);
+        assert_eq!(stretch_length(range, 100, 10), 100);
+        assert_eq!(stretch_length(range, u64::MAX, 1), 1);
+        assert_eq!(stretch_length(Span { from: i64::MIN, to: i64::MAX }, 5, 10), i64::MAX);
+    }
 }

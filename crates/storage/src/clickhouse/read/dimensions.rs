@@ -98,7 +98,7 @@ impl Value<'_> {
     fn push(self, sql: &mut Sql) {
         match self {
             Self::Text(text) => sql.text(text),
-            Self::Id(id) => sql.push("UUIDToNum(").uuid(id).push(")"),
+            Self::Id(id) => sql.ordered_uuid(id),
         };
     }
 }

@@ -24,11 +24,12 @@ pub(super) async fn read(
     session: &Session,
     question: &Question<'_>,
     parts: &[Part<'_>],
+    limit: usize,
 ) -> Result<Vec<AggregateRow>, StorageError> {
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    session.ask(&statement(question, parts), |row| question.read_row(row)).await
+    session.ask(&statement(question, parts, limit), |row| question.read_row(row)).await
 }
 
 /// Rows that the server expects to read for a span, by its primary index alone.
@@ -50,7 +51,7 @@ pub(super) async fn estimate(session: &Session, question: &Question<'_>) -> Resu
     Ok(rows.iter().sum())
 }
 
-fn statement(question: &Question<'_>, parts: &[Part<'_>]) -> Sql {
+fn statement(question: &Question<'_>, parts: &[Part<'_>], limit: usize) -> Sql {
     let measure = question.query.measure;
     let mut sql = Sql::new();
     sql.push("SELECT ");
@@ -75,7 +76,7 @@ fn statement(question: &Question<'_>, parts: &[Part<'_>]) -> Sql {
     question.push_group_by(&mut sql);
     sql.push(" ORDER BY ");
     question.push_order(&mut sql);
-    sql.push_fmt(format_args!(" LIMIT {}", question.query.limit));
+    sql.push_fmt(format_args!(" LIMIT {limit}"));
     sql
 }
 

@@ -160,6 +160,6 @@ fn whole_months(clean: Span) -> Span {
 }
 
 fn push_buckets(sql: &mut Sql, span: Span) {
-    let (from, to) = (span.from / 1_000_000, span.to / 1_000_000);
-    sql.push_fmt(format_args!("bucket >= toDateTime({from}, 'UTC') AND bucket < toDateTime({to}, 'UTC')"));
+    sql.push("bucket >= ").instant_of_seconds(span.from / 1_000_000);
+    sql.push(" AND bucket < ").instant_of_seconds(span.to / 1_000_000);
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 /// First and last instant (microseconds) that a `DateTime64(6)` holds: 1900-01-01 and the end of 2299.
@@ -41,15 +42,43 @@ impl Sql {
         self.push_fmt(format_args!("{{t{index}:String}}"))
     }
 
-    /// Appends an id.
+    /// Appends an id as a text that is comparable with a `UUID` column.
     pub(super) fn uuid(&mut self, id: Uuid) -> &mut Self {
-        self.push_fmt(format_args!("toUUID('{}')", id.hyphenated()))
+        self.push_fmt(format_args!("'{}'", id.hyphenated()))
     }
 
-    /// Appends an instant in microseconds as a `DateTime64(6)`. Instants beyond that type's range become its bounds.
+    /// Appends an id comparable with `UUIDToNum(column)`: by its bytes, as ids are ordered everywhere but in a UUID column.
+    pub(super) fn ordered_uuid(&mut self, id: Uuid) -> &mut Self {
+        self.push_fmt(format_args!("UUIDToNum(toUUID('{}'))", id.hyphenated()))
+    }
+
+    /// Appends an instant in microseconds as a text that is comparable with the `DateTime64(6, 'UTC')` of a column (a function
+    /// call costs a millisecond each when a statement with many legs is planned). Instants beyond that type's range become
+    /// its bounds.
     pub(super) fn instant(&mut self, micros: i64) -> &mut Self {
         let micros = micros.clamp(TIME_RANGE.0, TIME_RANGE.1);
-        self.push_fmt(format_args!("fromUnixTimestamp64Micro(toInt64({micros}))"))
+        let fraction = micros.rem_euclid(1_000_000);
+        self.push("'").push_seconds(micros.div_euclid(1_000_000));
+        self.push_fmt(format_args!(".{fraction:06}'"))
+    }
+
+    /// Appends an instant in seconds as a text that is comparable with the `DateTime('UTC')` of a column.
+    pub(super) fn instant_of_seconds(&mut self, seconds: i64) -> &mut Self {
+        self.push("'").push_seconds(seconds).push("'")
+    }
+
+    fn push_seconds(&mut self, seconds: i64) -> &mut Self {
+        let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let (date, time) = (at.date(), at.time());
+        self.push_fmt(format_args!(
+            "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",
+            date.year(),
+            u8::from(date.month()),
+            date.day(),
+            time.hour(),
+            time.minute(),
+            time.second()
+        ))
     }
 
     /// Appends ` AND from <= timestamp < to`.
@@ -139,11 +168,11 @@ mod tests {
     #[test]
     fn instants_beyond_the_type_become_its_bounds() {
         let mut sql = Sql::new();
-        sql.instant(i64::MIN).push(" ").instant(0).push(" ").instant(i64::MAX);
+        sql.instant(i64::MIN).push(" ").instant(-1).push(" ").instant(1_500_000).push(" ").instant(i64::MAX);
         assert_eq!(
             sql.as_str(),
-            "fromUnixTimestamp64Micro(toInt64(-2208988800000000)) fromUnixTimestamp64Micro(toInt64(0)) \
-             fromUnixTimestamp64Micro(toInt64(10413791999999999))"
+            "'1900-01-01 00:00:00.000000' '1969-12-31 23:59:59.999999' '1970-01-01 00:00:01.500000' \
+             '2299-12-31 23:59:59.999999'"
         );
     }
 }

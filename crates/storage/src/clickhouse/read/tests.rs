@@ -2,7 +2,9 @@
 
 mod aggregates;
 mod database;
+mod faults;
 mod model;
+mod moments;
 mod pages;
 mod problems;
 mod samples;

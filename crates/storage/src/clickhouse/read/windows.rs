@@ -40,6 +40,21 @@ pub(super) fn on_buckets(windows: &Windows, range: Span) -> bool {
     }
 }
 
+/// The first boundary at or after a time; None if there is none.
+pub(super) fn boundary_from(windows: &Windows, micros: i64) -> Option<i64> {
+    match windows {
+        Windows::Total => None,
+        Windows::Starts(starts) => starts.get(starts.partition_point(|start| *start < micros)).copied(),
+        Windows::Within { days, width } => {
+            let next = days.partition_point(|day| *day <= micros);
+            let day = *days.get(next.checked_sub(1)?)?;
+            let passed = (micros - day).checked_add(width - 1)? / width;
+            let boundary = day.checked_add(passed.checked_mul(*width)?)?;
+            Some(days.get(next).map_or(boundary, |tomorrow| boundary.min(*tomorrow)))
+        }
+    }
+}
+
 /// The start that the range's first instant belongs to, and those within the range.
 fn needed(starts: &[i64], range: Span) -> &[i64] {
     let first = starts.partition_point(|start| *start <= range.from).saturating_sub(1);
@@ -82,6 +97,21 @@ mod tests {
         // A day of Kathmandu (+05:45) starts on a bucket, one of Mumbai before 1945 (+04:51:20) does not.
         assert!(on_buckets(&Windows::Within { days: vec![-23 * BUCKET], width: 4 * BUCKET }, range));
         assert!(!on_buckets(&Windows::Within { days: vec![-17_480_000_000], width: 4 * BUCKET }, range));
+    }
+
+    #[test]
+    fn boundaries_are_found_from_any_time() {
+        let starts = Windows::Starts(vec![0, 10, 20]);
+        assert_eq!(
+            [-5, 0, 1, 20, 21].map(|at| boundary_from(&starts, at)),
+            [Some(0), Some(0), Some(10), Some(20), None]
+        );
+        // The last window of the first day is shorter.
+        let within = Windows::Within { days: vec![0, 25], width: 10 };
+        let found = [0, 1, 20, 21, 25, 26, 99].map(|at| boundary_from(&within, at));
+        assert_eq!(found, [Some(0), Some(10), Some(20), Some(25), Some(25), Some(35), Some(105)]);
+        assert_eq!(boundary_from(&Windows::Total, 5), None);
+        assert_eq!(boundary_from(&Windows::Within { days: vec![], width: 1 }, 5), None);
     }
 
     #[test]

@@ -18,7 +18,11 @@ use crate::{
     AggregateQuery, AggregateRow, GroupBy, Measure, Reader as _, Windows,
     clickhouse::{
         ClickHouseReader,
-        read::{aggregate, question::Question, spans},
+        read::{
+            aggregate::{self, Sizes},
+            question::Question,
+            spans,
+        },
     },
 };
 
@@ -58,7 +62,7 @@ pub async fn pages(
     let mut query = AggregateQuery { limit, ..query.clone() };
     let mut rows = Vec::new();
     loop {
-        let page = aggregate::aggregate(&reader.session, &query, dirty, reader.rollup_rows)
+        let page = aggregate::aggregate(&reader.session, &query, dirty, reader.sizes)
             .await
             .unwrap_or_else(|error| panic!("{error:?} of {query:?}"));
         assert!(page.len() <= limit);
@@ -169,7 +173,7 @@ fn uses_rollups(query: &AggregateQuery, dirty: &BTreeSet<i64>) -> bool {
 
 /// Small pages where the answer is short, larger ones where it is long.
 fn random_limit(random: &mut StdRng, rows: usize) -> usize {
-    (*[1, 2, 7, 10_000].choose(random).unwrap()).max(rows / 8)
+    (*[1, 2, 7, 10_000].choose(random).unwrap()).max(rows / 4)
 }
 
 async fn compare(
@@ -197,12 +201,12 @@ async fn compare(
 async fn both_ways_answer_like_the_model() {
     let database = Database::create().await;
     let random = &mut generator(1);
-    let samples = random_samples(random, TENANTS, 2000);
+    let samples = random_samples(random, TENANTS, 1500);
     database.insert(&samples).await;
     // No horizon at all: everything is beyond it.
-    compare(&database, &samples, random, &BTreeSet::new(), 15).await;
+    compare(&database, &samples, random, &BTreeSet::new(), 9).await;
     database.roll_up(&random_horizons(random, &samples)).await;
-    compare(&database, &samples, random, &BTreeSet::new(), 90).await;
+    compare(&database, &samples, random, &BTreeSet::new(), 45).await;
     database.drop().await;
 }
 
@@ -221,7 +225,7 @@ async fn the_highest_generation_of_a_bucket_counts() {
         let again: Vec<i64> = buckets.choose_multiple(random, buckets.len() / 3).copied().collect();
         database.roll_up_anew(generation, &again, &horizons).await;
     }
-    compare(&database, &samples, random, &BTreeSet::new(), 45).await;
+    compare(&database, &samples, random, &BTreeSet::new(), 24).await;
     database.drop().await;
 }
 
@@ -245,7 +249,7 @@ async fn dirty_buckets_are_read_from_the_records() {
             spoiled.join(",")
         ))
         .await;
-    compare(&database, &samples, random, &dirty, 45).await;
+    compare(&database, &samples, random, &dirty, 24).await;
     database.drop().await;
 }
 
@@ -260,12 +264,14 @@ async fn a_small_question_asks_the_records_alone() {
     database.roll_up(&horizons).await;
     database.run("INSERT INTO usage_rollups SELECT * FROM usage_rollups WHERE record_count > 0").await;
     let expected = model::aggregate(&samples, &everything());
-    let mut config = database.config().clone();
-    config.rollup_rows = 100_000;
-    let small = ClickHouseReader::new(&config).aggregate(&everything()).await.unwrap();
-    assert_eq!(small, expected);
-    config.rollup_rows = 100;
-    let large = ClickHouseReader::new(&config).aggregate(&everything()).await.unwrap();
+    let mut reader = database.reader(false);
+    reader.sizes = Sizes { rollup_rows: 100_000, leg_rows: 0, ..reader.sizes };
+    assert_eq!(reader.aggregate(&everything()).await.unwrap(), expected);
+    // More legs than the rows are worth.
+    reader.sizes = Sizes { rollup_rows: 100, leg_rows: 100, ..reader.sizes };
+    assert_eq!(reader.aggregate(&everything()).await.unwrap(), expected);
+    reader.sizes = Sizes { rollup_rows: 100, leg_rows: 0, ..reader.sizes };
+    let large = reader.aggregate(&everything()).await.unwrap();
     assert_ne!(large, expected, "the estimate must send a large question to the rollups");
     database.drop().await;
 }

@@ -6,17 +6,15 @@ use usage_devstack::testing;
 use uuid::Uuid;
 
 use super::samples::Sample;
-use crate::clickhouse::{
-    ClickHouseReader,
-    client::{Client, Profile},
-    config::ClickHouseConfig,
+use crate::{
+    Storage as _,
+    clickhouse::{
+        ClickHouseReader, ClickHouseStorage,
+        client::{Client, Profile},
+        config::ClickHouseConfig,
+        read::aggregate::Sizes,
+    },
 };
-
-const MIGRATIONS: [&str; 3] = [
-    include_str!("../../../../migrations/clickhouse/0001_fences.sql"),
-    include_str!("../../../../migrations/clickhouse/0002_records.sql"),
-    include_str!("../../../../migrations/clickhouse/0003_rollups.sql"),
-];
 
 /// Records per insert, so that there are several parts a month.
 const CHUNK: usize = 200;
@@ -31,11 +29,8 @@ impl Database {
     pub async fn create() -> Self {
         let name = format!("test_read_{}", Uuid::new_v4().simple());
         let config = ClickHouseConfig::new(testing::clickhouse_url(), name.as_str()).with_dev_passwords();
+        ClickHouseStorage::connect(config.clone()).migrate().await.unwrap();
         let client = Client::new(&config, Profile::Writer);
-        client.clone().with_database("default").execute(&format!("CREATE DATABASE {name}")).await.unwrap();
-        for migration in MIGRATIONS {
-            client.execute(migration).await.unwrap();
-        }
         Self { config, client }
     }
 
@@ -47,11 +42,12 @@ impl Database {
         self.client.execute(sql).await.unwrap_or_else(|error| panic!("{error:?} of {sql:.2000}"));
     }
 
-    /// A reader that asks the rollups whenever they fit, or never.
+    /// A reader that asks the rollups whenever they fit, or never; the records in short stretches.
     pub fn reader(&self, rollups: bool) -> ClickHouseReader {
-        let mut config = self.config.clone();
-        config.rollup_rows = if rollups { 0 } else { u64::MAX };
-        ClickHouseReader::new(&config)
+        let mut reader = ClickHouseReader::new(&self.config);
+        reader.sizes =
+            Sizes { rollup_rows: if rollups { 0 } else { u64::MAX }, stretch_rows: 300, ..reader.sizes };
+        reader
     }
 
     pub fn config(&self) -> &ClickHouseConfig {
@@ -97,7 +93,8 @@ impl Database {
         );
         self.run(&format!(
             "INSERT INTO usage_rollups {rows} UNION ALL SELECT toUUID('{}'), '', '', 'counter', \
-             toDateTime('{}-{:02}-01 00:00:00', 'UTC'), {partition}, 0, 0, toDecimal256(0, 18), NULL, NULL, {NEUTRAL}, {to}",
+             toDateTime('{}-{:02}-01 00:00:00', 'UTC'), {partition}, toUInt32(0), toUInt64(0), toDecimal256(0, 18), NULL, NULL, {NEUTRAL}, \
+             toInt64({to})",
             Uuid::nil(),
             month / 100,
             month % 100,
@@ -140,9 +137,9 @@ const SPOILED: &str =
 fn rolled_up(generation: u32, condition: &str) -> String {
     format!(
         "SELECT tenant_id, metric, source, kind, toDateTime(toStartOfFifteenMinutes(timestamp), 'UTC') AS start, \
-         kafka_partition, {generation}, countIf(status = 'active'), sumIf(toDecimal256(value, 18), status = 'active'), \
+         kafka_partition, toUInt32({generation}), countIf(status = 'active'), sumIf(toDecimal256(value, 18), status = 'active'), \
          minIf(toNullable(value), status = 'active'), maxIf(toNullable(value), status = 'active'), \
-         max(if(status = 'active', (timestamp, UUIDToNum(record_id), value), {NEUTRAL})), 0 \
+         max(if(status = 'active', (timestamp, UUIDToNum(record_id), value), {NEUTRAL})), toInt64(0) \
          FROM usage_records WHERE {condition} \
          GROUP BY tenant_id, metric, source, kind, start, kafka_partition"
     )
