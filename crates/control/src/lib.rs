@@ -80,7 +80,12 @@ impl Control {
     /// # Errors
     /// [`ControlError::Url`].
     pub fn connect_lazy(url: &SecretString) -> Result<Self, ControlError> {
-        let options = PgConnectOptions::from_str(url.expose_secret())
+        let url = url.expose_secret();
+        // sqlx takes any scheme, and would look for Postgres behind ClickHouse's address.
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Err(ControlError::Url);
+        }
+        let options = PgConnectOptions::from_str(url)
             .map_err(|_| ControlError::Url)?
             .application_name("usage-control")
             .log_statements(tracing::log::LevelFilter::Trace);

@@ -383,8 +383,10 @@ async fn a_server_that_is_not_there_may_pass_and_a_wrong_address_not() {
     assert!(lazy.usage_types().await.unwrap_err().may_pass());
     assert!(lazy.migrate().await.unwrap_err().may_pass());
     assert!(!format!("{lazy:?}").contains("hunter2"), "{lazy:?}");
-    let error = Control::connect(&SecretString::from("http://:::")).await.unwrap_err();
-    assert!(matches!(error, ControlError::Url) && !error.may_pass());
+    for wrong in ["http://127.0.0.1:8123", "postgres://:::", "127.0.0.1", ""] {
+        let error = Control::connect_lazy(&SecretString::from(wrong)).unwrap_err();
+        assert!(matches!(error, ControlError::Url) && !error.may_pass(), "{wrong}: {error:?}");
+    }
 }
 
 #[tokio::test]

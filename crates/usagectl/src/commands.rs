@@ -6,7 +6,7 @@ mod source;
 mod topics;
 mod types;
 
-use usage_control::Control;
+use usage_control::{Control, ControlError};
 use usage_service::config::{DatabaseConfig, Resolved};
 
 use crate::WrongInput;
@@ -38,5 +38,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// The control database of the configuration.
 async fn control(config: &Resolved) -> anyhow::Result<Control> {
     let database: DatabaseConfig = config.section("control_database")?;
-    Ok(Control::connect(&database.url).await?)
+    Control::connect(&database.url).await.map_err(|error| match error {
+        ControlError::Url => {
+            WrongInput { argument: "control_database.url", detail: error.to_string() }.into()
+        }
+        other => other.into(),
+    })
 }

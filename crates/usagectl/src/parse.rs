@@ -7,13 +7,6 @@ use usage_access::{Scope, Scopes};
 use usage_schemas::Timestamp;
 use uuid::Uuid;
 
-/// A key from the command line, or the wish to read it from standard input.
-#[derive(Debug, Clone)]
-pub(crate) enum HexKey {
-    Given(SecretSlice<u8>),
-    StandardInput,
-}
-
 pub(crate) fn name(text: &str) -> Result<String, String> {
     usage_schemas::validate::name("name", text).map(|()| text.to_owned()).map_err(|invalid| invalid.detail)
 }
@@ -48,10 +41,6 @@ pub(crate) fn time(text: &str) -> Result<i64, String> {
     Timestamp::parse(text)
         .map(Timestamp::micros)
         .map_err(|error| format!("{error}, e.g. 2026-01-31T00:00:00Z"))
-}
-
-pub(crate) fn hex_or_dash(text: &str) -> Result<HexKey, String> {
-    if text == "-" { Ok(HexKey::StandardInput) } else { hex(text).map(HexKey::Given) }
 }
 
 /// A key in hex, at least 16 bytes. The message never repeats the text.

@@ -1,7 +1,5 @@
 //! `usagectl source add` and `source list`.
 
-use std::io::Read as _;
-
 use rand::RngCore as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
 use usage_control::{ControlError, Placed, SourceKey};
@@ -14,9 +12,9 @@ use crate::{output, parse};
 /// Adds a key. The same key again changes nothing unless a validity is given: a stack that comes up again must not make a key valid
 /// that an operator has ended.
 pub(super) async fn add(config: &Resolved, options: SourceAdd) -> anyhow::Result<()> {
-    let key = match options.key_hex {
-        Some(parse::HexKey::Given(key)) => key,
-        Some(parse::HexKey::StandardInput) => read_key()?,
+    let key = match options.key_hex.as_deref() {
+        Some("-") => given_key(std::io::read_to_string(std::io::stdin())?.trim())?,
+        Some(text) => given_key(text)?,
         None => random_key(),
     };
     let control = super::control(config).await?;
@@ -56,10 +54,8 @@ fn wrong_input(error: ControlError) -> anyhow::Error {
     }
 }
 
-fn read_key() -> anyhow::Result<SecretSlice<u8>> {
-    let mut text = String::new();
-    std::io::stdin().lock().read_to_string(&mut text)?;
-    Ok(parse::hex(text.trim()).map_err(|detail| WrongInput { argument: "--key-hex", detail })?)
+fn given_key(text: &str) -> Result<SecretSlice<u8>, WrongInput> {
+    parse::hex(text).map_err(|detail| WrongInput { argument: "--key-hex", detail })
 }
 
 fn random_key() -> SecretSlice<u8> {

@@ -42,7 +42,8 @@ pub(super) async fn create(config: &Resolved, options: &TopicsCreate) -> anyhow:
     let admin = client(&kafka)?;
     let brokers = metadata(&admin, None)?.brokers().len();
     let topics = Topic::both(
-        options,
+        options.records.as_ref().unwrap_or(&kafka.records_topic),
+        options.dead_letters.as_ref().unwrap_or(&kafka.dead_letters_topic),
         options.partitions.or(recorded).unwrap_or(DEFAULT_PARTITIONS),
         options
             .replication

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use crate::arguments::TopicsCreate;
-
 /// A topic as the protocol needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Topic {
@@ -30,7 +28,7 @@ const DEAD_LETTER_BYTES: i64 = 2 << 20;
 
 impl Topic {
     /// The topic of records and the topic of dead letters.
-    pub fn both(options: &TopicsCreate, partitions: i32, replication: i32) -> [Self; 2] {
+    pub fn both(records: &str, dead_letters: &str, partitions: i32, replication: i32) -> [Self; 2] {
         let topic = |name: &str, retention_ms: i64, more: &[(&'static str, i64)]| {
             let mut settings = vec![
                 ("cleanup.policy", "delete".to_string()),
@@ -46,8 +44,8 @@ impl Topic {
             Self { name: name.into(), partitions, replication, settings }
         };
         [
-            topic(&options.records, RECORDS_RETENTION_MS, &[]),
-            topic(&options.dead_letters, FOR_EVER, &[("max.message.bytes", DEAD_LETTER_BYTES)]),
+            topic(records, RECORDS_RETENTION_MS, &[]),
+            topic(dead_letters, FOR_EVER, &[("max.message.bytes", DEAD_LETTER_BYTES)]),
         ]
     }
 
@@ -73,10 +71,6 @@ impl Topic {
 mod tests {
     use super::*;
 
-    fn options() -> TopicsCreate {
-        TopicsCreate { partitions: None, replication: None, records: "r".into(), dead_letters: "d".into() }
-    }
-
     fn as_it_must_be(topic: &Topic) -> Found {
         Found {
             partitions: topic.partitions,
@@ -87,7 +81,7 @@ mod tests {
 
     #[test]
     fn settings_are_those_of_the_design() {
-        let [records, dead_letters] = Topic::both(&options(), 12, 3);
+        let [records, dead_letters] = Topic::both("r", "d", 12, 3);
         let value = |topic: &Topic, name: &str| {
             topic.settings.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).unwrap()
         };
@@ -99,13 +93,13 @@ mod tests {
         }
         assert_eq!(value(&records, "retention.ms"), "1209600000");
         assert_eq!(value(&dead_letters, "retention.ms"), "-1");
-        let [single, _] = Topic::both(&options(), 12, 1);
+        let [single, _] = Topic::both("r", "d", 12, 1);
         assert_eq!(value(&single, "min.insync.replicas"), "1");
     }
 
     #[test]
     fn each_difference_has_a_line() {
-        let [records, _] = Topic::both(&options(), 12, 1);
+        let [records, _] = Topic::both("r", "d", 12, 1);
         let mut found = as_it_must_be(&records);
         assert!(records.differences(&found).is_empty());
         found.partitions = 6;
