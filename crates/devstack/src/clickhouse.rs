@@ -29,6 +29,7 @@ pub struct ClickHouse {
     http: u16,
     tcp: u16,
     life: Life,
+    environment: Vec<(String, String)>,
     server: Server,
 }
 
@@ -40,13 +41,22 @@ impl ClickHouse {
 
     /// Starts a server with the given life.
     pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
+        Self::launch(dir, life, Vec::new())
+    }
+
+    /// Starts a server that ends with this process, with additional variables in its environment, also at each restart.
+    pub fn start_with(dir: &Path, environment: Vec<(String, String)>) -> Result<Self> {
+        Self::launch(dir, Life::Attached(Signal::SIGKILL), environment)
+    }
+
+    fn launch(dir: &Path, life: Life, environment: Vec<(String, String)>) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         let dir = dir.canonicalize()?;
         fs::write(dir.join("config.xml"), CONFIG.replace("{dir}", &dir.display().to_string()))?;
         fs::write(dir.join("users.xml"), USERS)?;
         let [http, tcp] = ports::kept(&dir)?;
-        let server = launch(&dir, http, tcp, life)?;
-        let mut this = Self { dir, http, tcp, life, server };
+        let server = launch(&dir, http, tcp, life, &environment)?;
+        let mut this = Self { dir, http, tcp, life, environment, server };
         this.await_ready()?;
         Ok(this)
     }
@@ -101,7 +111,7 @@ impl ClickHouse {
     /// Starts it again on the same ports and data; one that still runs is killed first.
     pub fn restart(&mut self) -> Result<()> {
         self.server.kill9();
-        self.server = launch(&self.dir, self.http, self.tcp, self.life)?;
+        self.server = launch(&self.dir, self.http, self.tcp, self.life, &self.environment)?;
         self.await_ready()
     }
 
@@ -131,7 +141,7 @@ impl ClickHouse {
     }
 }
 
-fn launch(dir: &Path, http: u16, tcp: u16, life: Life) -> Result<Server> {
+fn launch(dir: &Path, http: u16, tcp: u16, life: Life, environment: &[(String, String)]) -> Result<Server> {
     // The program keeps the definitions of the system's log tables in memory only and then trips over their data.
     let logs_of_before = dir.join("data/data/system");
     if logs_of_before.exists() {
@@ -140,7 +150,7 @@ fn launch(dir: &Path, http: u16, tcp: u16, life: Life) -> Result<Server> {
     }
     let library = install::library()?;
     let mut command = Command::new(install::launcher()?);
-    command.current_dir(dir).arg(library);
+    command.current_dir(dir).envs(environment.iter().cloned()).arg(library);
     command.arg("--config-file").arg(dir.join("config.xml")).arg("--path").arg(dir.join("data"));
     command.args(["--listen_host", "127.0.0.1", "--log-level", "warning"]);
     command.args(["--http_port", &http.to_string(), "--tcp_port", &tcp.to_string()]);

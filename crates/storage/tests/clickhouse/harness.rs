@@ -123,8 +123,13 @@ pub struct OwnServer {
 
 impl OwnServer {
     pub fn start() -> (Self, Database) {
+        Self::start_with(Vec::new())
+    }
+
+    /// With additional variables in the server's environment.
+    pub fn start_with(environment: Vec<(String, String)>) -> (Self, Database) {
         let dir = tempfile::tempdir().unwrap();
-        let server = ClickHouse::start(dir.path()).unwrap();
+        let server = ClickHouse::start_with(dir.path(), environment).unwrap();
         let database = Database::on(server.url());
         (Self { server, _dir: dir }, database)
     }

@@ -4,6 +4,7 @@
 mod contract;
 mod harness;
 mod own;
+mod renames;
 
 use contract::{basics, crash, fences, late};
 use harness::{Database, OwnServer};
