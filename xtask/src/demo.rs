@@ -9,7 +9,7 @@ use crate::{down, paths, run};
 
 /// Brings the stack up, plays, and ends it again unless it is to be kept or was up before.
 pub fn demo(keep: bool, rest: &[String]) -> Result<()> {
-    let stack = up::up(Options { release: false, attached: !keep })?;
+    let stack = up::up(Options { release: false, attached: !keep, packages: &["usage-tests"] })?;
     let result = play(&stack.env, rest);
     if keep || stack.ran_before {
         println!("the stack stays up; `cargo xtask down` stops it");
@@ -20,7 +20,6 @@ pub fn demo(keep: bool, rest: &[String]) -> Result<()> {
 }
 
 fn play(env: &crate::servers::Env, rest: &[String]) -> Result<()> {
-    run::run(run::cargo(&["build", "--package", "usage-tests", "--bin", "usage-demo"])?)?;
     let mut command = Command::new(paths::bin_dir(false)?.join("usage-demo"));
     command
         .args(rest)

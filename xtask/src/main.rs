@@ -49,7 +49,7 @@ fn run(command: Command) -> Result<()> {
     }
     interrupt::handle()?;
     match command {
-        Command::Up { release } => up::up(up::Options { release, attached: false }).map(drop),
+        Command::Up { release } => up::up(up::Options { release, attached: false, packages: &[] }).map(drop),
         Command::Down { purge } => down::down(purge),
         Command::Demo { keep, rest } => demo::demo(keep, &rest),
         Command::Test => test::test(),

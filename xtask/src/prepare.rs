@@ -37,6 +37,12 @@ pub struct Prepared {
     pub cursor_key: String,
 }
 
+/// The private key of the stack's tokens.
+#[must_use]
+pub fn signing_key(dir: &Path) -> PathBuf {
+    dir.join("keys/signing.pem")
+}
+
 /// Prepares everything; what is there already stays as it is.
 pub fn run(dir: &Path, bin: &Path, env: &Env) -> Result<Prepared> {
     let keys = dir.join("keys");

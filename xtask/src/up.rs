@@ -20,6 +20,9 @@ use crate::{paths, run};
 /// The API's address.
 pub const API: &str = "USAGE_API_URL";
 
+/// Where `usagectl token` finds the key, from whatever directory it is called.
+const TOKEN_KEY: &str = "USAGE_TOKEN_KEY_FILE";
+
 /// The stack while xtask itself holds it. Parts that live as long as xtask end when this is dropped.
 #[derive(Debug)]
 pub struct Up {
@@ -40,6 +43,8 @@ pub struct Options {
     pub release: bool,
     /// Whether the parts end with xtask; otherwise they stay until `down`.
     pub attached: bool,
+    /// Packages to build beside the services'.
+    pub packages: &'static [&'static str],
 }
 
 /// Starts what does not run; returns when everything is ready.
@@ -48,6 +53,7 @@ pub fn up(options: Options) -> Result<Up> {
     fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     let lock = File::create(dir.join("lock"))?;
     lock.lock().context("waiting for another xtask that works on the stack")?;
+    build(options)?;
     let mut state = State::load(&dir)?;
     let mut this = Up {
         ran_before: state.any_running(),
@@ -64,7 +70,7 @@ pub fn up(options: Options) -> Result<Up> {
     started?;
     this.env = own_addresses(&state);
     this.env.extend(preset);
-    build(options.release)?;
+    this.env.insert(TOKEN_KEY, prepare::signing_key(&dir).to_string_lossy().into_owned());
     let prepared = prepare::run(&dir, &paths::bin_dir(options.release)?, &this.env)?;
     this.start_services(&mut state, &prepared, options)?;
     env_file::write(&dir.join("env"), &this.env)?;
@@ -161,14 +167,14 @@ pub fn build_tools() -> Result<()> {
     apt::ensure(&tools)
 }
 
-fn build(release: bool) -> Result<()> {
+fn build(options: Options) -> Result<()> {
     build_tools()?;
     println!("building the services");
     let mut command = run::cargo(&["build", "--bins"])?;
-    for package in services::PACKAGES {
+    for package in services::PACKAGES.iter().chain(options.packages) {
         command.args(["--package", package]);
     }
-    if release {
+    if options.release {
         command.arg("--release");
     }
     run::run(command)
