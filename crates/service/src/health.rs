@@ -141,7 +141,11 @@ impl Health {
             return report.clone();
         }
         let checks = lock(&self.inner.ready).clone();
-        let report = run(checks).await;
+        // Served before the process has said what it depends on: not ready, rather than ready without a look.
+        let report = match checks.is_empty() {
+            true => Report::from([("process".to_string(), "starting".to_string())]),
+            false => run(checks).await,
+        };
         let before = last.as_ref().map(|(_, report)| report.clone());
         log_change(before.as_ref(), &report);
         *last = Some((Instant::now(), report.clone()));
@@ -165,7 +169,10 @@ impl Health {
 
     /// The routes without `/metrics`, for a listener that strangers reach: metrics speak of all tenants.
     pub fn probes(&self) -> Router {
-        Router::new().route("/health/live", get(live)).route("/health/ready", get(ready)).with_state(self.clone())
+        Router::new()
+            .route("/health/live", get(live))
+            .route("/health/ready", get(ready))
+            .with_state(self.clone())
     }
 }
 

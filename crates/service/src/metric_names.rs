@@ -57,6 +57,10 @@ macro_rules! metric {
             labels: &[$($label),*],
             help: $help,
         }),*];
+
+        /// The names of the constants, for the test that looks for their use.
+        #[cfg(test)]
+        const CONSTANTS: &[&str] = &[$(stringify!($name)),*];
     };
 }
 

@@ -29,8 +29,14 @@ fn health() -> Health {
 }
 
 #[tokio::test]
-async fn without_checks_a_process_is_ready() {
-    let (status, body) = ready(&health()).await;
+async fn a_process_is_ready_once_its_checks_pass() {
+    let health = health();
+    let (status, body) = ready(&health).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(body["failing"], serde_json::json!({"process": "starting"}));
+    health.check("control_database", || async { Ok(()) });
+    fresh(&health).await;
+    let (status, body) = ready(&health).await;
     assert_eq!((status, body), (StatusCode::OK, serde_json::json!({"status": "ready", "failing": {}})));
 }
 

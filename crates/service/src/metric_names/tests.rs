@@ -35,6 +35,44 @@ fn the_document_holds_the_same_table() {
     assert_eq!(table, markdown());
 }
 
+/// The text of all Rust files of the workspace but those of this module.
+fn sources() -> Vec<(std::path::PathBuf, String)> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut folders: Vec<_> =
+        ["producer", "consumer", "query-api", "crates"].iter().map(|room| root.join(room)).collect();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let ours = path.to_string_lossy().contains("metric_names");
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") && !ours {
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_metric_is_recorded_and_none_by_a_name_of_its_own() {
+    let sources = sources();
+    for constant in CONSTANTS {
+        let used = sources.iter().any(|(_, text)| text.contains(constant));
+        assert!(used, "{constant} is documented, but nothing records it");
+    }
+    for (path, text) in &sources {
+        for macro_name in ["counter!(", "gauge!(", "histogram!("] {
+            for (at, _) in text.match_indices(macro_name) {
+                let argument = text[at + macro_name.len()..].trim_start();
+                assert!(!argument.starts_with('"'), "{} records a metric without a constant", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn names_are_unique_and_plain() {
     let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
