@@ -153,9 +153,11 @@ impl Client {
             .await
     }
 
-    /// Runs a query whose answer is read chunk by chunk (chunks end anywhere); the caller bounds its time.
+    /// Runs a query whose answer is read chunk by chunk (chunks end anywhere); the caller bounds its time. For ids and hashes,
+    /// which don't compress.
     pub(crate) fn stream(&self, sql: &str) -> Result<BytesCursor, CallError> {
-        Ok(self.driver.query_raw(sql).fetch_bytes("RowBinary")?)
+        let driver = self.driver.clone().with_compression(::clickhouse::Compression::None);
+        Ok(driver.query_raw(sql).fetch_bytes("RowBinary")?)
     }
 }
 

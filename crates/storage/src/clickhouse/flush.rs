@@ -12,7 +12,7 @@ use super::fence::{Held, query_id};
 use super::months::Month;
 use super::partition::{Guard, Partition};
 use super::rollup::{self, Share};
-use super::writer::ClickHouseWriter;
+use super::writer::{ClickHouseWriter, PARTITIONS_PER_INSERT};
 use super::{codes, insert, recover, settle};
 use crate::StorageError;
 
@@ -29,7 +29,9 @@ pub(crate) async fn flush(writer: &ClickHouseWriter, guards: &mut [Guard]) -> Re
     prove(writer, guards).await?;
     let months: BTreeSet<Month> = guards.iter().flat_map(|guard| guard.aggregate.months()).collect();
     for month in months {
-        flush_month(writer, guards, month).await?;
+        for guards in guards.chunks_mut(PARTITIONS_PER_INSERT) {
+            flush_month(writer, guards, month).await?;
+        }
     }
     Ok(())
 }
@@ -46,6 +48,9 @@ async fn flush_month(
         if guard.aggregate.freeze(month, through) {
             concerned.push(guard);
         }
+    }
+    if concerned.is_empty() {
+        return Ok(());
     }
     let held: Vec<Held> = concerned.iter().map(|guard| guard.held).collect();
     let shares: Vec<Share<'_>> = concerned.iter().filter_map(|guard| share(guard, month)).collect();

@@ -58,7 +58,7 @@ pub(crate) async fn settle(
     months.retain(|month| !month.pieces.is_empty());
     tracing::info!(stored = accounted, missing = months.len(), partitions = ?guards.iter().map(|guard| guard.held).collect::<Vec<_>>(), "settling batches");
     // Nothing was sent yet under the new epoch, but the batches stay in doubt: what was found stored is not folded yet.
-    writer.send(&guards, months, true).await?;
+    writer.send(&guards, months, &mut true).await?;
     guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch));
     Ok(())
 }

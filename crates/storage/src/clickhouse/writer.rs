@@ -18,6 +18,9 @@ use crate::{IdProbe, Opened, PlannedBatch, RefusedRow, StorageError, StoredId, W
 /// Longest deadline of an insert, however often it was repeated.
 const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
+/// Most partitions that share an insert: each adds some 100 bytes to a URL of at most 64 KiB.
+pub(crate) const PARTITIONS_PER_INSERT: usize = 128;
+
 /// Writes as the writing user. One per worker process.
 pub struct ClickHouseWriter {
     pub(crate) client: Client,
@@ -61,12 +64,13 @@ impl ClickHouseWriter {
         Ok((guards, batches))
     }
 
-    /// Sends months one after another; `sent` tells whether an earlier insert of the same call may have been stored.
+    /// Sends months one after another. `stored` becomes true once one of them is: then no error says any more that nothing
+    /// happened.
     pub(crate) async fn send(
         &self,
         guards: &[Guard],
         months: Vec<MonthOfBatches>,
-        mut sent: bool,
+        stored: &mut bool,
     ) -> Result<(), StorageError> {
         let timeout = self.write_timeout(guards);
         for MonthOfBatches { month, pieces } in months {
@@ -84,8 +88,8 @@ impl ClickHouseWriter {
             metrics::histogram!(usage_service::metric_names::STORAGE_INSERT_ROWS, "table" => "records")
                 .record(rows as f64);
             match result {
-                Ok(()) => sent = true,
-                Err(CallError::NotSent(source)) if sent => return Err(StorageError::Unknown(source)),
+                Ok(()) => *stored = true,
+                Err(CallError::NotSent(source)) if *stored => return Err(StorageError::Unknown(source)),
                 Err(CallError::Exception { code: codes::FENCED, .. }) => {
                     return Err(self.fenced(&held).await);
                 }
@@ -122,7 +126,18 @@ pub(crate) fn group(batches: &[Arc<PlannedBatch>]) -> Vec<MonthOfBatches> {
         }
     }
     months.sort_unstable_by_key(|month| month.month);
-    months
+    months.into_iter().flat_map(split).collect()
+}
+
+/// No insert carries more partitions than its statement, which travels in the URL, has room for.
+fn split(month: MonthOfBatches) -> Vec<MonthOfBatches> {
+    let MonthOfBatches { month, mut pieces } = month;
+    let mut inserts = Vec::new();
+    while !pieces.is_empty() {
+        let rest = pieces.split_off(pieces.len().min(PARTITIONS_PER_INSERT));
+        inserts.push(MonthOfBatches { month, pieces: std::mem::replace(&mut pieces, rest) });
+    }
+    inserts
 }
 
 /// Encoding takes a core for a while: not on a thread of the runtime.
@@ -163,11 +178,13 @@ impl Writer for ClickHouseWriter {
         for (guard, batch) in guards.iter_mut().zip(&batches) {
             guard.batch_in_doubt = Some(batch.batch_seq);
         }
-        let result = self.send(&guards, group(&batches), false).await;
+        let mut stored = false;
+        let result = self.send(&guards, group(&batches), &mut stored).await;
         match &result {
             Ok(()) => guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch)),
-            Err(StorageError::Unavailable(_)) => {
-                guards.iter_mut().for_each(|guard| guard.batch_in_doubt = None)
+            // Nothing is stored and nothing is under way: the same batches may be written again, or split.
+            Err(StorageError::Unavailable(_) | StorageError::Final { .. }) if !stored => {
+                guards.iter_mut().for_each(|guard| guard.batch_in_doubt = None);
             }
             Err(_) => {}
         }

@@ -241,7 +241,7 @@ pub async fn refused_rows_are_found(bench: &dyn Bench) {
     storage.migrate().await.unwrap();
     bench.refuse_metric("bad.metric").await;
     let writer = storage.writer();
-    take(&*writer, &[0]).await;
+    take(&*writer, &[0, 1]).await;
     let mut maker = Maker::new(23, 0, 2);
     let good = maker.batch(300);
     maker.metrics.push("bad.metric".into());
@@ -251,6 +251,12 @@ pub async fn refused_rows_are_found(bench: &dyn Bench) {
     let mixed = Arc::new(mixed);
     let oracle = Oracle::default();
     store(&*writer, &oracle, &[good]).await.unwrap();
+    // A joint write is refused as a whole; split, the other partition's batch is stored.
+    let mut neighbour = Maker::new(29, 1, 1);
+    let other = neighbour.batch(10);
+    let joint = writer.write(&[Arc::clone(&mixed), Arc::clone(&other)]).await;
+    assert!(matches!(joint, Err(StorageError::Final { .. })), "{joint:?}");
+    store(&*writer, &oracle, &[other]).await.unwrap();
     assert!(matches!(writer.write(std::slice::from_ref(&mixed)).await, Err(StorageError::Final { .. })));
     let refused: BTreeSet<i64> =
         writer.bisect(&mixed).await.unwrap().into_iter().map(|row| row.offset).collect();
