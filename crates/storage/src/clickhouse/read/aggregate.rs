@@ -64,6 +64,7 @@ pub(super) async fn aggregate(
     match plan(session, &question, dirty, sizes).await? {
         Plan::Both(cut) => {
             let rolled = rollups::read(session, &question, &cut).await?;
+            tracing::debug!(rows = rolled.rows.len(), horizons = rolled.horizons.len(), "rollups were asked");
             complete(session, &question, &cut, rolled).await
         }
         Plan::Records(rows) => from_records(session, &question, rows, sizes).await,
@@ -121,6 +122,7 @@ async fn from_records(
 ) -> Result<Vec<AggregateRow>, StorageError> {
     let range = question.range;
     let limit = question.query.limit;
+    tracing::debug!(rows, "records are asked alone");
     let mut length = stretch_length(range, rows, sizes.stretch_rows);
     let mut page = Vec::new();
     let mut from = range.from;

@@ -10,15 +10,15 @@ use crate::{
 };
 use usage_schemas::Kind;
 
-const DAY: i64 = 86_400_000_000;
+const HOUR: i64 = 3_600_000_000;
 
 /// First stretch of time that a page is looked for in. The table is ordered by metric before time: with one metric the
 /// server reads in the order of time and stops early; without, it reads every metric's share of the stretch.
-const FIRST_STRETCH: i64 = DAY;
-const FIRST_STRETCH_OF_A_METRIC: i64 = 32 * DAY;
+const FIRST_STRETCH: i64 = HOUR;
+const FIRST_STRETCH_OF_A_METRIC: i64 = 32 * 24 * HOUR;
 /// Growth of the stretch after one that held nothing, and after one that did not fill the page.
-const GROWTH_IF_EMPTY: i64 = 4;
-const GROWTH: i64 = 2;
+const GROWTH_IF_EMPTY: i64 = 8;
+const GROWTH: i64 = 4;
 
 /// Columns in the order of [`read_record`].
 const COLUMNS: &str = "UUIDToNum(record_id), UUIDToNum(tenant_id), source, metric, kind, value, timestamp, idempotency_key, \

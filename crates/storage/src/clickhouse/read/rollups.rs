@@ -21,11 +21,6 @@ pub(super) struct Rolled {
     pub(super) horizons: Horizons,
 }
 
-enum Line {
-    Horizon { partition: i32, month: u32, horizon: i64 },
-    Row { row: AggregateRow, generation: u32 },
-}
-
 /// Plain sums first; only if a bucket was rolled up anew (generation > 0) the dearer form that counts its highest
 /// generation. The second scan replaces the first one whole, horizons too.
 pub(super) async fn read(
@@ -47,32 +42,23 @@ async fn scan(
     by_generation: bool,
 ) -> Result<(Rolled, u32), StorageError> {
     let sql = statement(question, cut, by_generation);
-    let lines = session
+    let mut rolled = Rolled { rows: Vec::new(), horizons: Horizons::new() };
+    let mut highest = 0;
+    session
         .ask(&sql, |line| {
             let is_horizon = line.u8()? == 1;
             let (partition, month) = (line.i32()?, line.u32()?);
             let (horizon, generation) = (line.i64()?, line.u32()?);
             let row = question.read_row(line)?;
-            Ok(if is_horizon {
-                Line::Horizon { partition, month, horizon }
-            } else {
-                Line::Row { row, generation }
-            })
-        })
-        .await?;
-    let mut rolled = Rolled { rows: Vec::new(), horizons: Horizons::new() };
-    let mut highest = 0;
-    for line in lines {
-        match line {
-            Line::Horizon { partition, month, horizon } => {
+            if is_horizon {
                 rolled.horizons.insert((partition, month), horizon);
-            }
-            Line::Row { row, generation } => {
+            } else {
                 highest = highest.max(generation);
                 rolled.rows.push(row);
             }
-        }
-    }
+            Ok(())
+        })
+        .await?;
     Ok((rolled, highest))
 }
 
