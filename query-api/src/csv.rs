@@ -55,7 +55,7 @@ impl Writer {
     /// # Errors
     /// None: the text goes into memory.
     pub fn take(&mut self) -> Result<Bytes, std::io::Error> {
-        let written = std::mem::replace(self, Self::new());
+        let written = std::mem::take(self);
         Ok(written.inner.into_inner().map_err(|error| std::io::Error::other(error.to_string()))?.into())
     }
 }

@@ -156,7 +156,9 @@ fn read_size(params: &mut Params, text: &str) -> Option<WindowSize> {
 fn read_zone(params: &mut Params) -> Zone {
     let Some(name) = params.one("window_time_zone") else { return Zone::utc() };
     Zone::parse(&name).unwrap_or_else(|nearest| {
-        let detail = format!("not an IANA time zone, did you mean `{nearest}`?");
+        let plus =
+            if name.contains(' ') { " A `+` means a space in a query, write it as `%2B`." } else { "" };
+        let detail = format!("not an IANA time zone, did you mean `{nearest}`?{plus}");
         params.reject("window_time_zone", "unknown_zone", detail);
         Zone::utc()
     })

@@ -2,9 +2,13 @@
 //!
 //! Only the bundled IANA database is used, never the machine's, so that every instance cuts the same windows.
 
+use std::sync::LazyLock;
+
 use jiff::civil::Date;
-use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
 use jiff::{Timestamp, tz};
+
+static BUNDLED: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
 /// A time that lies outside of what the calendar can express.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +34,7 @@ impl Zone {
     pub fn parse(name: &str) -> Result<Self, String> {
         // "Etc/Unknown" and "Factory" say that nobody set a zone; they must not count as UTC.
         let unset = name.eq_ignore_ascii_case("Etc/Unknown") || name.eq_ignore_ascii_case("Factory");
-        match TimeZone::get(name) {
+        match BUNDLED.get(name) {
             Ok(zone) if !unset && !zone.is_unknown() => {
                 let name = zone.iana_name().unwrap_or(name).to_owned();
                 Ok(Self { name, zone })
@@ -125,7 +129,7 @@ impl PartialEq for Zone {
 
 /// All names of the bundled database that stand for a real zone.
 pub fn known_zones() -> impl Iterator<Item = String> {
-    tz::db()
+    BUNDLED
         .available()
         .map(|name| name.to_string())
         .filter(|name| !matches!(name.as_str(), "Etc/Unknown" | "Factory"))

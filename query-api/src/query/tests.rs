@@ -46,6 +46,17 @@ fn every_fault_is_told() {
 }
 
 #[test]
+fn a_zone_with_a_plus_says_how_to_write_it() {
+    let errors = read("metric=a&window_time_zone=Etc/GMT+5").unwrap_err();
+    assert!(
+        errors[0].detail.contains("`Etc/GMT+5`") && errors[0].detail.contains("%2B"),
+        "{}",
+        errors[0].detail
+    );
+    assert_eq!(read("metric=a&window_time_zone=Etc/GMT%2B5").unwrap().zone.name(), "Etc/GMT+5");
+}
+
+#[test]
 fn raw_parameters_are_not_taken() {
     assert_eq!(codes("metric=a&limit=5"), ["limit:unknown_parameter"]);
     assert_eq!(codes("metric=a&status=all"), ["status:unknown_parameter"]);

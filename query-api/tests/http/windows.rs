@@ -1,5 +1,6 @@
 //! Windows as a caller sees them: other systems' faults, held against right answers.
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::support::{Harness, case_rows};
@@ -134,7 +135,7 @@ async fn problem_61_single_days_add_up_to_the_whole_range() {
     for (index, row) in whole.iter().enumerate() {
         let (from, to) = (day(index as i64), day(index as i64 + 1));
         let single = api.rows(&path(&from, &to, "DAY", "Asia/Kolkata")).await;
-        assert_eq!(single, [row.clone()]);
+        assert_eq!(single, std::slice::from_ref(row));
         let total = api.rows(&format!("/v1/usage/aggregated?metric=tokens&from={from}&to={to}")).await;
         assert_eq!(total[0]["value"], row["value"]);
     }
@@ -228,4 +229,45 @@ async fn every_day_and_month_of_the_case_files_has_its_bounds_over_http() {
 
 fn instant(text: &str) -> i64 {
     usage_schemas::Timestamp::parse(text).unwrap().micros()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(80))]
+
+    /// Whatever the zone and the size, every record lies in one window: the windows add up to the total.
+    #[test]
+    fn windows_of_any_zone_add_up_to_the_total(
+        zone in prop::sample::select(usage_query_api::zones::known_zones().collect::<Vec<_>>()),
+        size in prop::sample::select(vec!["MINUTE", "PT15M", "HOUR", "DAY", "WEEK", "MONTH"]),
+        from in 1_546_300_800_000_000_i64..1_798_761_600_000_000,
+        length in 1_i64..3_000_000_000_000,
+        records in prop::collection::vec((-100_000_000_000_i64..3_100_000_000_000, 1_i64..1_000_000), 1..60),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let api = Harness::new();
+            let text = |at: i64| usage_schemas::Timestamp::from_micros(at).to_string();
+            let mut expected = ethnum::I256::ZERO;
+            for (offset, value) in &records {
+                api.add("tokens", &format!("0.{value:018}"), &text(from + offset));
+                if (0..length).contains(offset) {
+                    expected += ethnum::I256::from(*value);
+                }
+            }
+            let path = path(&text(from), &text(from + length), size, &zone.replace('+', "%2B"));
+            let (rows, _) = api.all_rows(&path).await;
+            let units = |row: &Value| {
+                let value = usage_schemas::Quantity::parse(row["value"].as_str().unwrap()).unwrap();
+                ethnum::I256::from(value.unscaled())
+            };
+            assert_eq!(rows.iter().map(units).sum::<ethnum::I256>(), expected, "{path}");
+            let counted: Vec<_> = api.rows(&format!("{path}&aggregation=count")).await;
+            let count: usize = counted.iter().map(|row| row["value"].as_str().unwrap().parse::<usize>().unwrap()).sum();
+            assert_eq!(count, records.iter().filter(|(offset, _)| (0..length).contains(offset)).count());
+            for pair in rows.windows(2) {
+                let bound = |row: &Value, name: &str| instant(row[name].as_str().unwrap());
+                assert!(bound(&pair[0], "window_end") <= bound(&pair[1], "window_start"), "{path}");
+            }
+        });
+    }
 }
