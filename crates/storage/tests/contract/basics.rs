@@ -274,7 +274,7 @@ pub async fn refused_rows_are_found(bench: &dyn Bench) {
     }
     assert_eq!(
         bench.stored().await.values().sum::<u64>(),
-        300 + kept.len() as u64,
+        310 + kept.len() as u64,
         "bisecting stored nothing"
     );
 }
