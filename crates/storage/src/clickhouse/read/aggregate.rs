@@ -18,7 +18,7 @@ use crate::{
 
 /// Rows that one question to the records should read. Questions about more, if their windows allow it, are asked in
 /// stretches of windows, so that a page of many groups does not aggregate the whole range.
-const STRETCH_ROWS: u64 = 500_000;
+const STRETCH_ROWS: u64 = 200_000;
 
 /// What planning one more leg costs, as the number of records that are read in that time.
 const LEG_ROWS: u64 = 50_000;
