@@ -35,7 +35,9 @@ pub trait Registry: Send + Sync {
 
 impl From<ControlError> for RegistryError {
     fn from(error: ControlError) -> Self {
-        if error.may_pass() { Self::Unavailable(Box::new(error)) } else { Self::Failed(Box::new(error)) }
+        // Until the topics are made there is nothing to ask for: that passes too.
+        let passes = error.may_pass() || matches!(error, ControlError::NoPartitionCount);
+        if passes { Self::Unavailable(Box::new(error)) } else { Self::Failed(Box::new(error)) }
     }
 }
 

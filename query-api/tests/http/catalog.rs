@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use usage_control::NewUsageType;
+use usage_control::{ControlError, NewUsageType};
 use usage_query_api::registry::{Catalog, RegistryError};
 use usage_schemas::Kind;
 
@@ -80,4 +80,13 @@ async fn a_type_registered_by_another_instance_is_found_within_a_moment() {
         }
     });
     found.await.unwrap();
+}
+
+#[test]
+fn what_may_pass_is_told_apart_from_what_does_not() {
+    let unavailable =
+        |error: ControlError| matches!(RegistryError::from(error), RegistryError::Unavailable(_));
+    assert!(unavailable(ControlError::Timeout(Duration::from_secs(5))));
+    assert!(unavailable(ControlError::NoPartitionCount), "topics may be made any moment");
+    assert!(!unavailable(ControlError::Unknown("kind timer".to_owned())));
 }
