@@ -209,3 +209,6 @@ impl Hasher for FoldHasher {
         self.0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -243,3 +243,41 @@ impl Writer for ClickHouseWriter {
         self.partitions.oldest().into_iter().map(|(partition, oldest)| (partition, age(oldest))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rows;
+
+    #[test]
+    fn an_insert_has_room_for_its_partitions() {
+        let pieces = (0..300)
+            .map(|partition| Piece {
+                batch: Arc::new(PlannedBatch { partition, batch_seq: 1, rows: Rows::default() }),
+                selection: crate::clickhouse::native::Selection::All(0),
+            })
+            .collect();
+        let month = crate::clickhouse::months::Month(202611);
+        let inserts = split(MonthOfBatches { month, pieces });
+        let sizes: Vec<usize> = inserts.iter().map(|insert| insert.pieces.len()).collect();
+        assert_eq!(sizes, [128, 128, 44]);
+        let partitions: Vec<i32> =
+            inserts.iter().flat_map(|insert| &insert.pieces).map(|piece| piece.batch.partition).collect();
+        assert_eq!(partitions, (0..300).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn deadlines_double_up_to_ten_minutes() {
+        let writer = ClickHouseWriter::new(&ClickHouseConfig::new("http://127.0.0.1:1", "x"));
+        let mut seconds = Vec::new();
+        for repeats in [0, 1, 2, 4, 5, 63, u32::MAX] {
+            let mut partition = Partition::new(Held { partition: 1, epoch: 1 }, 0);
+            partition.repeats = repeats;
+            writer.partitions.insert(partition);
+            let guards = writer.partitions.lock([1, 2]).await;
+            assert_eq!(guards.len(), 1, "the one that is held");
+            seconds.push(writer.write_timeout(&guards).as_secs());
+        }
+        assert_eq!(seconds, [30, 60, 120, 480, 600, 600, 600]);
+    }
+}

@@ -44,6 +44,12 @@ async fn a_late_request_is_never_stored_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_calls_are_in_doubt() {
+    let (server, database) = OwnServer::start();
+    late::dropped_calls_are_in_doubt(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_flush_is_never_counted_twice() {
     let (server, database) = OwnServer::start();
     late::a_late_flush_is_never_counted_twice(&database, &server).await;

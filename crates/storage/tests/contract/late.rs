@@ -1,10 +1,12 @@
 //! Requests that come late: a client that gave up leaves its request in the server's socket, where no list shows it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::batches::Maker;
 use super::fences::settled_exactly_once;
 use super::oracle::Oracle;
+use super::proxy::{Freeze, Proxy};
 use super::worker::{again, settle, take};
 use super::{Bench, Server};
 use usage_storage::StorageError;
@@ -76,4 +78,44 @@ pub async fn a_late_flush_is_never_counted_twice(bench: &dyn Bench, server: &dyn
         assert_eq!(bench.rollup_differences().await, Vec::<String>::new());
     }
     settled_exactly_once(bench, &oracle, &makers).await;
+}
+
+/// A caller that drops a running write or flush (it gives its partition up and gets it back) can't do harm by going on.
+pub async fn dropped_calls_are_in_doubt(bench: &dyn Bench, server: &dyn Server) {
+    let storage = bench.storage();
+    storage.migrate().await.unwrap();
+    let mut proxy = Proxy::start(server.address()).await;
+    let writer = bench.impatient(Duration::from_secs(60), Some(proxy.address)).writer();
+    let oracle = Oracle::default();
+    let mut makers = vec![Maker::new(97, 2, 2)];
+    take(&*writer, &[2]).await;
+    for freeze in [Freeze::Requests(0), Freeze::Answers] {
+        let batch = makers[0].batch(300);
+        oracle.begin(&batch);
+        proxy.set(freeze);
+        let writing = {
+            let (writer, batch) = (Arc::clone(&writer), Arc::clone(&batch));
+            tokio::spawn(async move { writer.write(&[batch]).await })
+        };
+        proxy.frozen().await;
+        writing.abort();
+        assert!(writing.await.unwrap_err().is_cancelled());
+        proxy.set(Freeze::Never);
+        let second = writer.write(std::slice::from_ref(&batch)).await;
+        assert!(matches!(second, Err(StorageError::Unknown(_))), "{freeze:?}: {second:?}");
+        settle(&*writer, std::slice::from_ref(&batch)).await.unwrap();
+        oracle.acknowledge(&batch);
+
+        proxy.set(freeze);
+        let flushing = {
+            let writer = Arc::clone(&writer);
+            tokio::spawn(async move { writer.tick(&[2]).await })
+        };
+        proxy.frozen().await;
+        flushing.abort();
+        assert!(flushing.await.unwrap_err().is_cancelled());
+        proxy.set(Freeze::Never);
+        again(|| writer.tick(&[2])).await;
+        settled_exactly_once(bench, &oracle, &makers).await;
+    }
 }
