@@ -166,9 +166,11 @@ pub struct StoredRecord {
     pub version: u32,
 }
 
+/// What has arrived from a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceWatermark {
     pub source: String,
+    /// Every stored record, inactive ones too.
     pub records: u64,
     pub latest_timestamp: i64,
     pub latest_ingested_at: i64,
