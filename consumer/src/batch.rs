@@ -110,12 +110,7 @@ impl Open {
         self.charge.records >= limits.rows
             || self.charge.bytes >= limits.bytes
             || self.deferred.len() >= limits.deferred
-            || self.size.bound() >= limits.not_kept
-    }
-
-    /// True when it should be written.
-    pub fn is_due(&self, limits: &Limits, now: Instant) -> bool {
-        !self.is_empty() && (self.is_full(limits) || now.duration_since(self.opened) >= limits.age)
+            || self.size.exceeds(limits.not_kept)
     }
 
     /// Takes a delivered row into account; `why` is `None` if it is kept, or might be.

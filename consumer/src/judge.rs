@@ -216,7 +216,9 @@ mod tests {
         let message = signed(1, &record);
         let verdict = judge();
         let envelope = message.envelope();
-        let Verdict::Record { record: judged, content_hash } = verdict.judge(&envelope, PLACE) else { panic!("valid") };
+        let Verdict::Record { record: judged, content_hash } = verdict.judge(&envelope, PLACE) else {
+            panic!("valid")
+        };
         assert_eq!(judged, record.borrowed());
         assert_eq!(content_hash, ids::content_hash(&record.borrowed()));
     }
@@ -231,13 +233,28 @@ mod tests {
             (changed(|r| r.source = "mail".into()), Reason::UnknownSource, true),
             (changed(|r| r.record_id = Uuid::from_u128(7)), Reason::IdMismatch, false),
             (changed(|r| r.value = Quantity::from_unscaled(-1).unwrap()), Reason::InvalidRecord, false),
-            (changed(|r| r.metadata = Some(format!("{{\"a\":\"{}\"}}", "x".repeat(9_000)))), Reason::MetadataTooLarge, false),
-            (changed(|r| r.timestamp = Timestamp::from_micros((NOW + 301_000) * 1_000)), Reason::InFuture, false),
+            (
+                changed(|r| r.metadata = Some(format!("{{\"a\":\"{}\"}}", "x".repeat(9_000)))),
+                Reason::MetadataTooLarge,
+                false,
+            ),
+            (
+                changed(|r| r.timestamp = Timestamp::from_micros((NOW + 301_000) * 1_000)),
+                Reason::InFuture,
+                false,
+            ),
             (changed(|r| r.timestamp = Timestamp::from_micros(0)), Reason::TooOld, false),
             (changed(|r| r.metric = "llm.unheard".into()), Reason::UnknownUsageType, true),
             (changed(|r| r.metric = "vm.memory".into()), Reason::SchemaViolation, true),
             // Without a key the id must be a UUIDv7, so that it never equals the id of an identity.
-            (changed(|r| { gauge(r); r.metric = "vm.memory".into(); }), Reason::IdMismatch, false),
+            (
+                changed(|r| {
+                    gauge(r);
+                    r.metric = "vm.memory".into();
+                }),
+                Reason::IdMismatch,
+                false,
+            ),
         ];
         for (message, expected, by_registry) in cases {
             assert_eq!(reason(&message, PLACE), Some((expected, by_registry)), "{expected}");
@@ -267,7 +284,17 @@ mod tests {
             take(|m| m.value.as_mut().unwrap().truncate(20)),
             sealed(1, "text/plain", b"k", &value, SOURCE),
             with_headers(1, b"k", &value, &[("payload-type", b"usage-collector.record.v1")]),
-            with_headers(1, b"k", &value, &[("payload-type", b"\xff\xfe"), ("usage-signature", b"00"), ("usage-key-id", b"k1"), ("usage-source", b"s")]),
+            with_headers(
+                1,
+                b"k",
+                &value,
+                &[
+                    ("payload-type", b"\xff\xfe"),
+                    ("usage-signature", b"00"),
+                    ("usage-key-id", b"k1"),
+                    ("usage-source", b"s"),
+                ],
+            ),
         ];
         for (i, message) in messages.iter().enumerate() {
             assert_eq!(reason(message, PLACE), Some((Reason::Undecodable, false)), "message {i}");
@@ -292,7 +319,11 @@ mod tests {
     fn the_key_must_be_the_tenant_as_text() {
         let record = record(tenant(), "key", 5);
         let value = Encoder::new().encode(&record);
-        for key in [tenant().to_string().to_uppercase(), Uuid::from_u128(1).to_string(), tenant().simple().to_string()] {
+        for key in [
+            tenant().to_string().to_uppercase(),
+            Uuid::from_u128(1).to_string(),
+            tenant().simple().to_string(),
+        ] {
             let message = sealed(1, names::PAYLOAD_RECORD, key.as_bytes(), &value, SOURCE);
             assert_eq!(reason(&message, PLACE), Some((Reason::WrongPartition, false)), "{key}");
         }

@@ -26,8 +26,8 @@ use crate::plan::{NotKept, Runs, not_kept_limit};
 
 /// A closed batch.
 enum Closed {
-    /// Waits for storage and the registry.
-    Waiting(Open),
+    /// Waits for the answer to this question.
+    Waiting(Box<Open>, u64),
     Ready(Arc<Decided>),
 }
 
@@ -45,11 +45,15 @@ pub struct Ledger {
     open: Open,
     /// Batches that became durable while `closed` waits: the answer it waits for may be older than they are.
     lingering: Vec<Arc<Decided>>,
+    /// Number of the last question.
+    asked: u64,
 }
 
 /// What a closed batch wants to know.
 #[derive(Debug, Default)]
 pub struct Question {
+    /// Comes back with the answer: one to an earlier question says nothing about a later batch.
+    pub number: u64,
     pub probes: Vec<IdProbe>,
     /// True if the registry must be read afresh.
     pub registry: bool,
@@ -78,6 +82,7 @@ impl Ledger {
             closed: None,
             open: Open::new(now),
             lingering: Vec::new(),
+            asked: 0,
         }
     }
 
@@ -106,7 +111,7 @@ impl Ledger {
     /// The broker's time of the oldest row in hand, milliseconds since the Unix epoch.
     pub fn oldest(&self) -> Option<i64> {
         let closed = self.closed.as_ref().map(|closed| match closed {
-            Closed::Waiting(open) => open.oldest,
+            Closed::Waiting(open, _) => open.oldest,
             Closed::Ready(decided) => decided.oldest,
         });
         let open = (!self.open.is_empty()).then_some(self.open.oldest);
@@ -120,7 +125,7 @@ impl Ledger {
             charge.add(in_flight.charge);
         }
         match &self.closed {
-            Some(Closed::Waiting(open)) => charge.add(open.charge),
+            Some(Closed::Waiting(open, _)) => charge.add(open.charge),
             Some(Closed::Ready(decided)) => charge.add(decided.charge),
             None => {}
         }
@@ -136,7 +141,7 @@ impl Ledger {
         let mut undecided = self.open.deferred_ids.contains(id);
         let mut kept = self.open.hash_of(id);
         match &self.closed {
-            Some(Closed::Waiting(open)) => {
+            Some(Closed::Waiting(open, _)) => {
                 undecided |= open.deferred_ids.contains(id);
                 kept = kept.or_else(|| open.hash_of(id));
             }
@@ -208,7 +213,7 @@ impl Ledger {
 
     /// True while a closed batch waits for its answer.
     pub fn is_waiting(&self) -> bool {
-        matches!(self.closed, Some(Closed::Waiting(_)))
+        matches!(self.closed, Some(Closed::Waiting(..)))
     }
 
     /// Closes the open batch, if it is not empty and none is closed. The question is what the batch must know before it can go
@@ -239,21 +244,26 @@ impl Ledger {
         };
         let probes = open.deferred.iter().filter_map(probe).collect();
         let registry = open.deferred.iter().any(|deferred| deferred.by_registry);
-        self.closed = Some(Closed::Waiting(open));
+        self.asked += 1;
+        self.closed = Some(Closed::Waiting(Box::new(open), self.asked));
         self.lingering.clear();
-        (Some(Question { probes, registry }), None)
+        (Some(Question { number: self.asked, probes, registry }), None)
     }
 
     /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed, `found` what
-    /// storage has of the probes. If the plan does not fit, the batch ends earlier and the rest must be delivered again; the
+    /// storage has of the probes of question `number`. If the plan does not fit, the batch ends earlier and the rest must be delivered again; the
     /// charge is what that gives back.
     pub fn answer(
         &mut self,
+        number: u64,
         judge: &Judge,
         found: &HashMap<Uuid, [u8; 16]>,
         limits: &Limits,
     ) -> Option<(Rewind, Charge)> {
-        let Some(Closed::Waiting(mut open)) = self.closed.take() else { return None };
+        if !matches!(self.closed, Some(Closed::Waiting(_, asked)) if asked == number) {
+            return None;
+        }
+        let Some(Closed::Waiting(mut open, _)) = self.closed.take() else { return None };
         let mut kept = Open::new(open.opened);
         for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
             let envelope = message.envelope();
@@ -285,7 +295,7 @@ impl Ledger {
         open.not_kept.sort_unstable_by_key(|(offset, _)| *offset);
         open.outgoing.sort_unstable_by_key(|outgoing| outgoing.message.offset);
         self.lingering.clear();
-        let (decided, cut) = self.decide(open, kept.rows, limits);
+        let (decided, cut) = self.decide(*open, kept.rows, limits);
         self.closed = Some(Closed::Ready(Arc::new(decided)));
         cut.map(|rewind| (rewind, self.drop_open(rewind)))
     }
@@ -308,14 +318,21 @@ impl Ledger {
         let (mut not_kept, mut outgoing) = (open.not_kept, open.outgoing);
         let mut runs = Runs::join(not_kept.iter().copied(), &rows.offset);
         let mut rewind = None;
-        while runs.pack(first).len() > limits.not_kept && not_kept.len() > 1 {
-            // Half of the decisions that must be listed; the rows behind them come again.
-            not_kept.truncate(not_kept.len() / 2);
+        if runs.pack(first).len() > limits.not_kept && not_kept.len() > 1 {
+            // As many decisions as can be listed; the rows behind them come again.
+            let fits = |listed: usize| {
+                Runs::join(not_kept[..listed].iter().copied(), &rows.offset).pack(first).len()
+                    <= limits.not_kept
+            };
+            let (mut low, mut high) = (1, not_kept.len());
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if fits(middle) { low = middle } else { high = middle }
+            }
+            not_kept.truncate(low);
             last = not_kept.last().map_or(first, |(offset, _)| *offset);
             runs = Runs::join(not_kept.iter().copied(), &rows.offset);
             rewind = Some(Rewind(last + 1));
-        }
-        if rewind.is_some() {
             rows = select(&rows, |offset| offset <= last);
             ids = index(&rows);
             outgoing.retain(|outgoing| outgoing.message.offset <= last);
@@ -358,7 +375,7 @@ impl Ledger {
         let decided = self.in_flight.take()?;
         self.done_seq = decided.batch.batch_seq;
         self.next = decided.last + 1;
-        if let Some(Closed::Waiting(_)) = self.closed {
+        if let Some(Closed::Waiting(..)) = self.closed {
             self.lingering.push(decided.clone());
         }
         Some(decided)
@@ -369,7 +386,7 @@ impl Ledger {
         let rewind = Rewind(self.in_flight.as_ref().map_or(self.next, |batch| batch.last + 1));
         let mut charge = Charge::default();
         match self.closed.take() {
-            Some(Closed::Waiting(open)) => charge.add(open.charge),
+            Some(Closed::Waiting(open, _)) => charge.add(open.charge),
             Some(Closed::Ready(decided)) => charge.add(decided.charge),
             None => {}
         }

@@ -30,6 +30,7 @@ pub enum Event {
     /// What a closed batch wanted to know.
     Answered {
         ticket: Ticket,
+        question: u64,
         registry: Option<Arc<Registry>>,
         found: Vec<StoredId>,
     },
@@ -47,6 +48,7 @@ pub enum Event {
     Registry(Arc<Registry>),
     FilterLoaded {
         ticket: Ticket,
+        load: u64,
         filter: Box<IdFilter>,
     },
     TickDone,

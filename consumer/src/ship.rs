@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::future::join_all;
 use rdkafka::error::KafkaError;
 use usage_control::{Advance, ControlError};
 use usage_schemas::Reason;
@@ -68,16 +69,22 @@ impl Shipment {
 
 /// Ships batches of different partitions together.
 pub async fn ship(services: Arc<Services>, shipments: Vec<Shipment>) {
-    let mut joint = commit_plans(&services, shipments).await;
+    let joint = commit_plans(&services, shipments).await;
     // Dead letters and forwards are acknowledged before the offset can pass.
+    let results = join_all(
+        joint
+            .iter()
+            .map(|shipment| services.sender.send_all(shipment.ticket.partition, &shipment.decided.outgoing)),
+    );
+    let results = results.await;
     let mut sent = Vec::with_capacity(joint.len());
-    for shipment in joint {
-        match services.sender.send_all(shipment.ticket.partition, &shipment.decided.outgoing).await {
+    for (shipment, result) in joint.into_iter().zip(results) {
+        match result {
             Ok(()) => sent.push(shipment),
             Err(error) => care(&services, shipment, Stage::Send, Box::new(error)),
         }
     }
-    joint = write_jointly(&services, sent).await;
+    let joint = write_jointly(&services, sent).await;
     if !joint.is_empty() {
         advance_jointly(&services, joint).await;
     }
@@ -336,7 +343,12 @@ impl Single<'_> {
                 Ok(Some(Stage::Settle))
             }
             Stage::Advance => {
-                advance(services, &[self.shipment.advance()]).await?;
+                let result = advance(services, &[self.shipment.advance()]).await;
+                if let Err(ControlError::NoProgress(_)) = result {
+                    // The row of the takeover is gone: the database was restored.
+                    services.control.open_progress(partition).await?;
+                }
+                result?;
                 Ok(None)
             }
         }

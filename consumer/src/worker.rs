@@ -33,7 +33,7 @@ use crate::services::Services;
 use crate::takeover::take_over;
 use crate::telemetry::count;
 use crate::ticket::Ticket;
-use held::{Held, Running};
+use held::Held;
 use release::Release;
 
 pub use release::RELEASE_WITHIN;
@@ -93,6 +93,10 @@ pub struct Worker {
     tick_runs: bool,
     ticked: Instant,
     registry_asked: Instant,
+    /// When stopped partitions were named last.
+    alarmed: Instant,
+    /// Number of the last load of a filter.
+    last_load: u64,
     stopping: bool,
 }
 
@@ -125,6 +129,8 @@ impl Worker {
             tick_runs: false,
             ticked: now,
             registry_asked: now,
+            alarmed: now,
+            last_load: 0,
             stopping: false,
         }
     }
@@ -172,9 +178,8 @@ impl Worker {
     /// Until when nothing is due by time.
     fn nap(&self) -> Duration {
         let now = Instant::now();
-        let batches = self.held.values().filter_map(|held| held.running()?.ledger.closable());
-        let age = self.settings.limits.age;
-        let due = batches.map(|open| open.opened + age).chain(self.commits.due(now)).min();
+        let batches = self.held.values().filter_map(|held| self.batch_due(held.running()?, now));
+        let due = batches.chain(self.commits.due(now)).min();
         due.map_or(NAP, |due| due.saturating_duration_since(now).clamp(Duration::from_millis(1), NAP))
     }
 
@@ -207,8 +212,15 @@ impl Worker {
         if running.seek.is_some() || running.draining() {
             return;
         }
+        if running.ledger.is_full(&running.limits) {
+            running.seek = Some(envelope.offset);
+            return;
+        }
         if let Some(charge) = running.ledger.deliver(envelope, &self.judge, &running.filter, copy, now) {
             self.budget.charge(charge);
+        }
+        if running.ledger.closable().is_some_and(|open| open.is_full(&running.limits)) {
+            self.close_batch(partition, now);
         }
     }
 
@@ -334,9 +346,10 @@ impl Worker {
         let over = self.budget.is_over();
         metrics::gauge!(metric_names::CONSUMER_BUDGET_BYTES).set(count(self.budget.used().bytes));
         let (mut pause, mut resume) = (TopicPartitionList::new(), TopicPartitionList::new());
+        let share = (self.settings.budget.records * 2 / self.held.len().max(2)).max(2);
         for (partition, held) in &mut self.held {
-            let runs = held.running().is_some_and(Running::takes_in);
-            let paused = over || !runs;
+            let was = held.paused;
+            let paused = over || !held.running().is_some_and(|running| running.takes_in(share, was));
             if paused != held.paused {
                 held.paused = paused;
                 let list = if paused { &mut pause } else { &mut resume };

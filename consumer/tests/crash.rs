@@ -42,10 +42,8 @@ async fn a_committed_plan_is_carried_out_to_the_letter() {
     pipeline.commit(0, 0, &plan.to_text()).await;
 
     let worker = pipeline.worker(&[]);
-    eventually("the plan is done", || async {
-        pipeline.committed(0).await == Some((10, "d1;41".into()))
-    })
-    .await;
+    eventually("the plan is done", || async { pipeline.committed(0).await == Some((10, "d1;41".into())) })
+        .await;
     let sum: i64 = (1..=10).sum::<i64>() - 4 - 6;
     assert_eq!(pipeline.totals(tenant).await, Totals::exactly(8, sum));
     let letters = pipeline.dead_letters().await;
@@ -54,7 +52,10 @@ async fn a_committed_plan_is_carried_out_to_the_letter() {
 
     // What follows goes on under the next number; the identities that the plan did not keep are free.
     pipeline.send_records(&sent).await;
-    eventually("what follows is done", || async { pipeline.committed(0).await == Some((20, "d1;42".into())) }).await;
+    eventually("what follows is done", || async {
+        pipeline.committed(0).await == Some((20, "d1;42".into()))
+    })
+    .await;
     assert_eq!(pipeline.totals(tenant).await, Totals::exactly(10, 55));
     worker.stop().await;
     pipeline.end().await;
@@ -73,7 +74,8 @@ async fn a_plan_that_was_stored_already_changes_nothing() {
     // The worker died after its transaction, before the next commit.
     pipeline.commit(0, 0, &plan(1, &sent, &[]).to_text()).await;
     let worker = pipeline.worker(&[]);
-    eventually("it is done again", || async { pipeline.committed(0).await == Some((10, "d1;1".into())) }).await;
+    eventually("it is done again", || async { pipeline.committed(0).await == Some((10, "d1;1".into())) })
+        .await;
     assert_eq!(pipeline.totals(tenant).await, Totals::exactly(10, 55));
     worker.stop().await;
     pipeline.end().await;
@@ -136,7 +138,10 @@ async fn all_done(pipeline: &Pipeline, messages: &[Message], offsets: &[i64]) {
         let own = messages.iter().zip(offsets).filter(|(message, _)| message.partition == partition);
         let Some(last) = own.map(|(_, offset)| *offset).max() else { continue };
         eventually("everything is done", || async {
-            pipeline.committed(partition).await.is_some_and(|(next, text)| next > last && text.starts_with("d1;"))
+            pipeline
+                .committed(partition)
+                .await
+                .is_some_and(|(next, text)| next > last && text.starts_with("d1;"))
         })
         .await;
     }
@@ -154,20 +159,17 @@ async fn workers_killed_in_the_middle_lose_and_double_nothing() {
     logs();
     let pipeline = Pipeline::start(4).await;
     let (expected, messages) = load(&pipeline, 20, 600);
-    let offsets = pipeline.send(&messages).await;
     let tenants: Vec<Uuid> = expected.iter().map(|(tenant, _)| *tenant).collect();
     // Small batches, so that each life ends in the middle of several.
-    let settings = ["consumer.batch_rows=300", "consumer.batch_age=20ms", "clickhouse.flush_age=500ms"];
-    let mut before = 0;
-    for _ in 0..6 {
+    let settings = ["consumer.batch_rows=100", "consumer.batch_age=20ms", "clickhouse.flush_age=500ms"];
+    let mut offsets = Vec::new();
+    let mut stored = 0;
+    for part in messages.chunks(messages.len() / 6 + 1) {
+        offsets.extend(pipeline.send(part).await);
         let worker = Process::start(&pipeline, &settings);
-        eventually("something more is stored", || async {
-            let rows = pipeline.rows(&tenants).await;
-            rows > before || rows == 12_000
-        })
-        .await;
+        eventually("something more is stored", || async { pipeline.rows(&tenants).await > stored }).await;
         worker.kill9();
-        before = pipeline.rows(&tenants).await;
+        stored = pipeline.rows(&tenants).await;
     }
     let worker = Process::start(&pipeline, &settings);
     all_done(&pipeline, &messages, &offsets).await;

@@ -36,7 +36,10 @@ async fn wait_for_offsets(pipeline: &Pipeline, messages: &[Message], offsets: &[
     }
     for (partition, offset) in last {
         eventually("everything is done", || async {
-            pipeline.committed(partition).await.is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
+            pipeline
+                .committed(partition)
+                .await
+                .is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
         })
         .await;
     }
@@ -137,7 +140,10 @@ async fn poison_goes_to_the_dead_letters_untouched_and_blocks_nothing() {
         (record(&|r| r.record_id = Uuid::new_v4()), "id_mismatch"),
         (record(&|r| r.timestamp = Timestamp::from_micros(r.timestamp.micros() + 600_000_000)), "in_future"),
         (record(&|r| r.timestamp = Timestamp::from_micros(1)), "too_old"),
-        (record(&|r| r.metadata = Some(format!("{{\"x\":\"{}\"}}", "y".repeat(10_000)))), "metadata_too_large"),
+        (
+            record(&|r| r.metadata = Some(format!("{{\"x\":\"{}\"}}", "y".repeat(10_000)))),
+            "metadata_too_large",
+        ),
         (record(&|r| r.subject_type = Some("Not A Name".into())), "invalid_record"),
         (record(&|r| r.metric = "llm.unheard".into()), "unknown_usage_type"),
         (record(&|r| r.metric = "vm.memory".into()), "schema_violation"),
@@ -158,7 +164,10 @@ async fn poison_goes_to_the_dead_letters_untouched_and_blocks_nothing() {
     assert_eq!(letters.len(), poison.len());
     for (letter, (message, reason)) in letters.iter().zip(&poison) {
         assert_eq!(letter.reason(), *reason);
-        assert_eq!((&letter.key, &letter.value, &letter.headers), (&message.key, &message.value, &message.headers));
+        assert_eq!(
+            (&letter.key, &letter.value, &letter.headers),
+            (&message.key, &message.value, &message.headers)
+        );
         assert_eq!(letter.dlq["dlq-topic"], pipeline.topic);
         assert_eq!(letter.dlq["dlq-partition"], "0");
         let offset: usize = letter.dlq["dlq-offset"].parse().unwrap();
@@ -184,7 +193,8 @@ async fn a_type_is_refused_until_it_is_registered_and_known_at_once_then() {
     };
     pipeline.send_records(&[with_type("early")]).await;
     eventually("it is refused", || async { pipeline.dead_letters().await.len() == 1 }).await;
-    let new = NewUsageType { name: "mail.sent".into(), kind: Kind::Counter, unit: "1".into(), description: None };
+    let new =
+        NewUsageType { name: "mail.sent".into(), kind: Kind::Counter, unit: "1".into(), description: None };
     pipeline.control.register_type(&new).await.unwrap();
     let late = with_type("late");
     pipeline.send_records(std::slice::from_ref(&late)).await;
@@ -223,7 +233,13 @@ async fn a_misplaced_record_reaches_its_partition_byte_for_byte() {
     wait_for_offsets(&pipeline, &messages, &offsets).await;
     // The forwarded ones come behind what was sent.
     eventually("the forwarded records are decided", || async {
-        let end = offsets.iter().zip(&messages).filter(|(_, m)| m.partition == right).map(|(o, _)| *o).max().unwrap();
+        let end = offsets
+            .iter()
+            .zip(&messages)
+            .filter(|(_, m)| m.partition == right)
+            .map(|(o, _)| *o)
+            .max()
+            .unwrap();
         pipeline.committed(right).await.is_some_and(|(next, _)| next > end + records.len() as i64)
     })
     .await;
@@ -262,14 +278,19 @@ async fn rows_that_storage_refuses_become_dead_letters_and_the_rest_is_stored() 
     let worker = pipeline.worker(&[]);
     wait_for_offsets(&pipeline, &messages, &offsets).await;
     for tenant in &tenants {
-        let own = records.iter().filter(|r| r.tenant_id == *tenant && !r.idempotency_key.as_ref().unwrap().starts_with("refused"));
+        let own = records.iter().filter(|r| {
+            r.tenant_id == *tenant && !r.idempotency_key.as_ref().unwrap().starts_with("refused")
+        });
         assert_eq!(contents(&pipeline.stored(*tenant).await), expected(&own.collect::<Vec<_>>()));
     }
     let letters = pipeline.dead_letters().await;
     let refused: BTreeSet<Vec<u8>> = letters.iter().map(|letter| letter.value.clone().unwrap()).collect();
     assert_eq!(refused.len(), 3);
     assert!(letters.iter().all(|letter| letter.reason() == "storage_refused"), "{letters:?}");
-    let signed = messages[50].headers.iter().any(|(name, value)| name == names::HEADER_KEY_ID && value == KEY_ID.as_bytes());
+    let signed = messages[50]
+        .headers
+        .iter()
+        .any(|(name, value)| name == names::HEADER_KEY_ID && value == KEY_ID.as_bytes());
     assert!(signed && records[50].source == SOURCE);
 
     // A refused row claimed no identity.
@@ -277,7 +298,10 @@ async fn rows_that_storage_refuses_become_dead_letters_and_the_rest_is_stored() 
     pipeline.send(&messages[50..51]).await;
     let own = records.iter().filter(|r| r.tenant_id == records[50].tenant_id).count();
     let before = pipeline.stored(records[50].tenant_id).await.len();
-    eventually("it is kept now", || async { pipeline.stored(records[50].tenant_id).await.len() == before + 1 }).await;
+    eventually("it is kept now", || async {
+        pipeline.stored(records[50].tenant_id).await.len() == before + 1
+    })
+    .await;
     assert!(before < own);
     worker.stop().await;
     pipeline.end().await;

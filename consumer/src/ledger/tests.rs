@@ -37,8 +37,8 @@ struct World {
     stored: HashMap<Uuid, [u8; 16]>,
     /// Batches that were done, in order.
     done: Vec<Arc<Decided>>,
-    /// What storage said when the closed batch asked.
-    found: Option<HashMap<Uuid, [u8; 16]>>,
+    /// What storage said when closed batches asked; answers may come late, even after a rewind.
+    found: Vec<(u64, HashMap<Uuid, [u8; 16]>)>,
     used: Charge,
 }
 
@@ -53,7 +53,7 @@ impl World {
             reading: 0,
             stored: HashMap::new(),
             done: Vec::new(),
-            found: None,
+            found: Vec::new(),
             used: Charge::default(),
         }
     }
@@ -72,7 +72,8 @@ impl World {
         let Some(message) = self.log.get(self.reading) else { return };
         self.reading += 1;
         let now = Instant::now();
-        let taken = self.ledger.deliver(&message.envelope(), &self.judge, &self.filter, || copy(message), now);
+        let taken =
+            self.ledger.deliver(&message.envelope(), &self.judge, &self.filter, || copy(message), now);
         self.used.add(taken.expect("it was not delivered before"));
     }
 
@@ -80,16 +81,18 @@ impl World {
         let (question, cut) = self.ledger.close(&self.limits, &self.judge, Instant::now());
         if let Some(question) = question {
             let ask = |probe: &IdProbe| Some((probe.record_id, *self.stored.get(&probe.record_id)?));
-            self.found = Some(question.probes.iter().filter_map(ask).collect());
+            self.found.push((question.number, question.probes.iter().filter_map(ask).collect()));
         }
         cut.into_iter().for_each(|cut| self.rewound(cut));
     }
 
     fn answer(&mut self) {
-        if let Some(found) = self.found.take() {
-            let cut = self.ledger.answer(&self.judge, &found, &self.limits);
-            cut.into_iter().for_each(|cut| self.rewound(cut));
+        if self.found.is_empty() {
+            return;
         }
+        let (number, found) = self.found.remove(0);
+        let cut = self.ledger.answer(number, &self.judge, &found, &self.limits);
+        cut.into_iter().for_each(|cut| self.rewound(cut));
     }
 
     fn start(&mut self) {
@@ -110,7 +113,6 @@ impl World {
 
     fn rewind(&mut self) {
         let rewind = self.ledger.rewind();
-        self.found = None;
         self.rewound(rewind);
     }
 
@@ -177,7 +179,9 @@ fn log(sent: &[(Sent, i64)]) -> Vec<OwnedMessage> {
     let message = |(sent, gap): &(Sent, i64)| {
         offset += gap;
         match sent {
-            Sent::Record { id, content } => signed(offset, &record(tenant(), &format!("k{id}"), 1 + i64::from(*content))),
+            Sent::Record { id, content } => {
+                signed(offset, &record(tenant(), &format!("k{id}"), 1 + i64::from(*content)))
+            }
             Sent::Unregistered { id } => {
                 let mut record = record(tenant(), &format!("u{id}"), 1);
                 record.metric = "late.metric".into();
@@ -358,7 +362,10 @@ fn what_was_delivered_before_is_passed_over() {
     let message = signed(5, &record(tenant(), "a", 1));
     let mut ledger = Ledger::new(PLACE, 0, 6, Instant::now());
     let filter = IdFilter::with_capacity(0);
-    assert_eq!(ledger.deliver(&message.envelope(), &judge(), &filter, || copy(&message), Instant::now()), None);
+    assert_eq!(
+        ledger.deliver(&message.envelope(), &judge(), &filter, || copy(&message), Instant::now()),
+        None
+    );
     assert!(ledger.is_idle());
 }
 

@@ -349,6 +349,11 @@ impl PackedSize {
         self.open = Some((run, previous_end));
     }
 
+    /// True if what was pushed may take `limit` characters or more; cheap while it takes less in the plainest packing.
+    pub fn exceeds(&self, limit: usize) -> bool {
+        self.total >= limit && self.bound() >= limit
+    }
+
     /// An upper bound of the packed length of what was pushed.
     pub fn bound(&self) -> usize {
         let Some(first) = self.first else { return 0 };

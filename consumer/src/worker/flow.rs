@@ -23,6 +23,8 @@ use crate::ticket::Ticket;
 const COMPANY: Duration = Duration::from_millis(30);
 /// A joint write that takes longer than this no longer holds up the others.
 const SLOW_WRITE: Duration = Duration::from_secs(10);
+/// How often a stopped partition is named again.
+const ALARM: Duration = Duration::from_secs(60);
 /// How long nothing must be in hand before the commit says so.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -41,12 +43,12 @@ impl Worker {
             Event::Commit(request) => self.commits.push(request),
             Event::TakenOver { ticket, taken } => self.taken_over(&ticket, *taken),
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
-            Event::Answered { ticket, registry, found } => {
+            Event::Answered { ticket, question, registry, found } => {
                 if let Some(registry) = registry {
                     self.judge.registry = registry;
                     self.registry_asked = Instant::now();
                 }
-                self.answered(&ticket, &found);
+                self.answered(&ticket, question, &found);
             }
             Event::Shipped { ticket, fate } => self.shipped(&ticket, fate),
             Event::WriteFree => self.writes = self.writes.saturating_sub(1),
@@ -58,9 +60,11 @@ impl Worker {
                 }
             }
             Event::Registry(registry) => self.judge.registry = registry,
-            Event::FilterLoaded { ticket, filter } => {
-                if let Some(running) = self.running(&ticket) {
-                    let since = running.loading.take().unwrap_or_default();
+            Event::FilterLoaded { ticket, load, filter } => {
+                // One that was begun before the partition was taken over again lacks what was stored since.
+                if let Some(running) = self.running(&ticket)
+                    && let Some((_, since)) = running.loading.take_if(|(number, _)| *number == load)
+                {
                     running.filter = *filter;
                     since.iter().for_each(|id| running.filter.insert(id));
                 }
@@ -94,7 +98,7 @@ impl Worker {
         };
         tracing::error!(partition = ticket.partition, why, "the partition is stopped");
         self.budget.refund(held.charge());
-        held.state = State::Stopped;
+        held.state = State::Stopped(why);
     }
 
     fn check_log_bounds(&mut self, bounds: &[(i32, i64, i64)]) {
@@ -117,14 +121,15 @@ impl Worker {
         running.seek = Some(offset);
     }
 
-    fn answered(&mut self, ticket: &Ticket, found: &[StoredId]) {
+    fn answered(&mut self, ticket: &Ticket, question: u64, found: &[StoredId]) {
         let found: HashMap<_, _> =
             found.iter().map(|stored| (stored.record_id, stored.content_hash)).collect();
         let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
             return;
         };
         let Some(running) = held.running_mut() else { return };
-        if let Some((rewind, charge)) = running.ledger.answer(&self.judge, &found, &running.limits) {
+        if let Some((rewind, charge)) = running.ledger.answer(question, &self.judge, &found, &running.limits)
+        {
             self.budget.refund(charge);
             Self::rewound(running, rewind);
         }
@@ -183,24 +188,30 @@ impl Worker {
             running.ledger.closable().is_some_and(|open| now.duration_since(open.opened) >= age)
         };
         let any_old = free && self.held.values().filter_map(Held::running).any(old);
-        let mut questions = Vec::new();
-        for held in self.held.values_mut() {
-            let ticket = held.ticket.clone();
-            let Some(running) = held.running_mut() else { continue };
+        let mut due = Vec::new();
+        for (partition, held) in &self.held {
+            let Some(running) = held.running().filter(|running| !running.draining()) else { continue };
             let Some(open) = running.ledger.closable() else { continue };
             let go_along = any_old && open.deferred.is_empty() && running.ledger.in_flight().is_none();
             let ask_early = !open.deferred.is_empty() && now.duration_since(open.opened) >= age;
-            if running.draining() || !(open.is_full(&running.limits) || go_along || ask_early) {
-                continue;
+            if open.is_full(&running.limits) || go_along || ask_early {
+                due.push(*partition);
             }
-            let (question, cut) = running.ledger.close(&running.limits, &self.judge, now);
-            if let Some((rewind, charge)) = cut {
-                self.budget.refund(charge);
-                Self::rewound(running, rewind);
-            }
-            questions.extend(question.map(|question| (ticket, question)));
         }
-        for (ticket, question) in questions {
+        due.into_iter().for_each(|partition| self.close_batch(partition, now));
+    }
+
+    /// Closes the partition's batch, if it can be closed, and asks what it wants to know.
+    pub(super) fn close_batch(&mut self, partition: i32, now: Instant) {
+        let Some(held) = self.held.get_mut(&partition) else { return };
+        let ticket = held.ticket.clone();
+        let Some(running) = held.running_mut() else { return };
+        let (question, cut) = running.ledger.close(&running.limits, &self.judge, now);
+        if let Some((rewind, charge)) = cut {
+            self.budget.refund(charge);
+            Self::rewound(running, rewind);
+        }
+        if let Some(question) = question {
             self.runtime.spawn(answer(self.services.clone(), ticket, question));
         }
     }
@@ -282,12 +293,13 @@ impl Worker {
             let Some(running) = held.running_mut().filter(|running| !running.draining()) else { continue };
             running_partitions.push(*partition);
             if running.filter.wants_reload() && running.loading.is_none() {
-                running.loading = Some(Vec::new());
-                reload.push((ticket, running.ledger.place().count));
+                self.last_load += 1;
+                running.loading = Some((self.last_load, Vec::new()));
+                reload.push((ticket, self.last_load, running.ledger.place().count));
             }
         }
-        for (ticket, count) in reload {
-            self.runtime.spawn(reload_filter(self.services.clone(), ticket, count));
+        for (ticket, load, count) in reload {
+            self.runtime.spawn(reload_filter(self.services.clone(), ticket, load, count));
         }
         if !self.tick_runs && !running_partitions.is_empty() {
             self.tick_runs = true;
@@ -301,7 +313,25 @@ impl Worker {
         }
     }
 
-    fn show(&self) {
+    /// Until when a batch may wait before the loop must look at it again.
+    pub(super) fn batch_due(&self, running: &Running, now: Instant) -> Option<Instant> {
+        let open = running.ledger.closable()?;
+        // Without these it waits for an event, not for a time.
+        let by_time =
+            !open.deferred.is_empty() || (running.ledger.in_flight().is_none() && self.write_is_free(now));
+        by_time.then(|| open.opened + self.settings.limits.age)
+    }
+
+    fn show(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.alarmed) >= ALARM {
+            self.alarmed = now;
+            for (partition, held) in &self.held {
+                if let State::Stopped(why) = &held.state {
+                    tracing::error!(partition, why, "the partition is stopped");
+                }
+            }
+        }
         for state in ["running", "taking_over", "stopped"] {
             let held = self.held.values().filter(|held| held.state_name() == state).count();
             metrics::gauge!(metric_names::CONSUMER_PARTITIONS, "state" => state).set(count(held));
@@ -348,7 +378,7 @@ async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
     let misses = (question.probes.len() as u64).saturating_sub(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
-    services.link.report(Event::Answered { ticket, registry, found });
+    services.link.report(Event::Answered { ticket, question: question.number, registry, found });
 }
 
 async fn refresh(services: Arc<Services>) {
@@ -359,10 +389,10 @@ async fn refresh(services: Arc<Services>) {
     }
 }
 
-async fn reload_filter(services: Arc<Services>, ticket: Ticket, partition_count: i32) {
+async fn reload_filter(services: Arc<Services>, ticket: Ticket, load: u64, partition_count: i32) {
     let mut attempts = Attempts::new("filter", &ticket);
-    let load = || load_filter(&services, ticket.partition, partition_count);
-    if let Some(filter) = attempts.until_ok(load).await {
-        services.link.report(Event::FilterLoaded { ticket: ticket.clone(), filter: Box::new(filter) });
+    let again = || load_filter(&services, ticket.partition, partition_count);
+    if let Some(filter) = attempts.until_ok(again).await {
+        services.link.report(Event::FilterLoaded { ticket: ticket.clone(), load, filter: Box::new(filter) });
     }
 }

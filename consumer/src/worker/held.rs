@@ -24,7 +24,7 @@ pub enum State {
     TakingOver,
     Running(Box<Running>),
     /// Under an alarm until a person has acted and the partition is assigned anew.
-    Stopped,
+    Stopped(String),
 }
 
 /// How far a partition is that is being given back.
@@ -51,8 +51,8 @@ pub struct Running {
     pub marking: Option<oneshot::Receiver<Vec<CommitOutcome>>>,
     /// Position to be set before anything is taken in.
     pub seek: Option<i64>,
-    /// Ids that became durable while the filter is loaded anew.
-    pub loading: Option<Vec<Uuid>>,
+    /// While the filter is loaded anew: the load's number, and the ids that became durable since.
+    pub loading: Option<(u64, Vec<Uuid>)>,
     pub drain: Option<Drain>,
 }
 
@@ -76,17 +76,20 @@ impl Running {
         self.drain.is_some()
     }
 
-    /// True if messages of the partition are welcome.
-    pub fn takes_in(&self) -> bool {
-        self.seek.is_none() && !self.draining() && !self.ledger.is_full(&self.limits)
+    /// True if messages of the partition are welcome. `share` is what one partition may hold, so that one that is stuck leaves
+    /// room for the others; a paused one waits until it has half of it free.
+    pub fn takes_in(&self, share: usize, paused: bool) -> bool {
+        let share = if paused { share / 2 } else { share };
+        let within = self.ledger.charge().records < share || self.ledger.is_idle();
+        within && self.seek.is_none() && !self.draining() && !self.ledger.is_full(&self.limits)
     }
 
     /// The ids of a durable batch, but for refused rows, are what is stored now.
     pub fn stored<'a>(&mut self, ids: impl Iterator<Item = &'a Uuid>) {
         for id in ids {
             self.filter.insert(id);
-            if let Some(loading) = &mut self.loading {
-                loading.push(*id);
+            if let Some((_, since)) = &mut self.loading {
+                since.push(*id);
             }
         }
     }
@@ -121,7 +124,7 @@ impl Held {
         match self.state {
             State::TakingOver => "taking_over",
             State::Running(_) => "running",
-            State::Stopped => "stopped",
+            State::Stopped(_) => "stopped",
         }
     }
 }

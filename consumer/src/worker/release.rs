@@ -43,7 +43,7 @@ impl Worker {
                 }
                 State::Running(_) => {}
                 // Nothing of its own is durable; the next owner begins where this one did.
-                State::TakingOver | State::Stopped => held.ticket.revoke(),
+                State::TakingOver | State::Stopped(_) => held.ticket.revoke(),
             }
         }
         match &mut self.release {
@@ -87,7 +87,7 @@ impl Worker {
                 self.forget(*partition);
             }
         }
-        if release.unassign {
+        if release.unassign && !release.partitions.is_empty() {
             let mut list = TopicPartitionList::with_capacity(release.partitions.len());
             for partition in &release.partitions {
                 list.add_partition(&self.settings.topic, *partition);

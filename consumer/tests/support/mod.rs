@@ -1,8 +1,11 @@
 //! A pipeline of its own for each test: topics, group, control database and storage database on the run's shared servers.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 
-use std::collections::BTreeMap;
+mod dead_letters;
+mod process;
+mod totals;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +13,9 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Header, Headers as _, OwnedHeaders};
+use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use secrecy::{SecretSlice, SecretString};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -31,16 +34,37 @@ use usage_service::health::Health;
 use usage_service::telemetry::Telemetry;
 use usage_storage::Storage;
 use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
-use usage_storage::query::{
-    AggregateQuery, GroupBy, Measure, PartitionCounts, RawQuery, StatusFilter, StoredRecord, Windows,
-};
 use uuid::Uuid;
+
+pub use dead_letters::DeadLetter;
+pub use process::Process;
+pub use totals::Totals;
 
 pub const SOURCE: &str = "llm-gateway";
 pub const KEY_ID: &str = "k1";
 const KEY: &[u8] = b"the key of the test's only source";
 /// How long anything that should happen may take.
 pub const WITHIN: Duration = Duration::from_secs(60);
+
+/// Where the parts run.
+#[derive(Debug, Clone)]
+pub struct Servers {
+    pub brokers: String,
+    pub clickhouse: String,
+    /// Any database on the Postgres server.
+    pub control_database: String,
+}
+
+impl Servers {
+    /// Those that all tests of a run share.
+    pub fn shared() -> Self {
+        Self {
+            brokers: testing::kafka_brokers(),
+            clickhouse: testing::clickhouse_url(),
+            control_database: testing::control_database_url(),
+        }
+    }
+}
 
 pub struct Pipeline {
     pub topic: String,
@@ -78,18 +102,17 @@ impl Worker {
 
 impl Pipeline {
     pub async fn start(partitions: i32) -> Self {
-        Self::with_clickhouse(partitions, &testing::clickhouse_url()).await
+        Self::on(&Servers::shared(), partitions).await
     }
 
-    /// On another ClickHouse server than the shared one.
-    pub async fn with_clickhouse(partitions: i32, url: &str) -> Self {
+    pub async fn on(servers: &Servers, partitions: i32) -> Self {
         let id = Uuid::new_v4().simple().to_string();
-        let brokers = testing::kafka_brokers();
+        let (brokers, url) = (servers.brokers.clone(), servers.clickhouse.clone());
         let topic = format!("test.records.{id}");
         let dead_letters = format!("test.dead-letters.{id}");
         create_topics(&brokers, &[&topic, &dead_letters], partitions).await;
 
-        let database = TestDatabase::create(&testing::control_database_url()).await;
+        let database = TestDatabase::create(&servers.control_database).await;
         let control = database.control().await;
         control.migrate().await.expect("the control database is migrated");
         control.init_partitions(partitions).await.expect("the count is recorded");
@@ -249,38 +272,12 @@ impl Pipeline {
         self.send(&records.iter().map(|record| self.message(record)).collect::<Vec<_>>()).await
     }
 
-    /// All stored records of a tenant, by their idempotency key.
-    pub async fn stored(&self, tenant: Uuid) -> Vec<StoredRecord> {
-        let mut all = Vec::new();
-        let mut after = None;
-        loop {
-            let query = RawQuery {
-                tenant_id: tenant,
-                metrics: vec![],
-                from: 0,
-                to: i64::MAX / 2,
-                status: StatusFilter::All,
-                sources: vec![],
-                subject_ids: vec![],
-                subject_types: vec![],
-                resource_ids: vec![],
-                resource_types: vec![],
-                after,
-                limit: 1_000,
-            };
-            let page = self.storage.reader().raw(&query).await.expect("storage answers");
-            after = page.last().map(|last| (last.timestamp, last.record_id));
-            if page.is_empty() {
-                return all;
-            }
-            all.extend(page);
-        }
-    }
-
     /// Everything in the topic of dead letters.
     pub async fn dead_letters(&self) -> Vec<DeadLetter> {
         let (brokers, topic, partitions) = (self.brokers.clone(), self.dead_letters.clone(), self.partitions);
-        tokio::task::spawn_blocking(move || read_all(&brokers, &topic, partitions)).await.expect("no panic")
+        tokio::task::spawn_blocking(move || dead_letters::read_all(&brokers, &topic, partitions))
+            .await
+            .expect("no panic")
     }
 
     /// Committed offset and metadata of a partition.
@@ -330,135 +327,6 @@ impl Pipeline {
     }
 }
 
-/// A worker in a process of its own.
-pub struct Process {
-    child: std::process::Child,
-    pub log: std::path::PathBuf,
-}
-
-impl Process {
-    pub fn start(pipeline: &Pipeline, more: &[&str]) -> Self {
-        let log = std::env::temp_dir().join(format!("usage-consumer-{}.log", Uuid::new_v4()));
-        let file = std::fs::File::create(&log).expect("a log file");
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_usage-consumer"));
-        for setting in pipeline.settings().iter().map(String::as_str).chain(more.iter().copied()) {
-            command.args(["--set", setting]);
-        }
-        let child = command.stderr(file).stdin(std::process::Stdio::null()).spawn().expect("the worker starts");
-        Self { child, log }
-    }
-
-    fn signal(&self, signal: nix::sys::signal::Signal) {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
-        nix::sys::signal::kill(pid, signal).expect("the worker lives");
-    }
-
-    pub fn kill9(mut self) {
-        self.child.kill().expect("the worker lives");
-        self.child.wait().expect("it ends");
-    }
-
-    pub fn pause(&self) {
-        self.signal(nix::sys::signal::Signal::SIGSTOP);
-    }
-
-    pub fn resume(&self) {
-        self.signal(nix::sys::signal::Signal::SIGCONT);
-    }
-
-    /// Asks it to stop and holds it to its 10 s.
-    pub async fn stop(mut self) {
-        self.signal(nix::sys::signal::Signal::SIGTERM);
-        let asked = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it can be asked") {
-                assert!(status.success(), "{status}: see {}", self.log.display());
-                break;
-            }
-            assert!(asked.elapsed() < Duration::from_secs(11), "still runs: see {}", self.log.display());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        // Kept only when something went wrong.
-        std::fs::remove_file(&self.log).expect("the log is there");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // After a panic nothing of the test may live on; an ended process can't be killed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// What is stored of a tenant: by the records, and as the reader sums it up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Totals {
-    pub records: u64,
-    pub identities: u64,
-    pub sum: String,
-    pub answer_count: u64,
-    pub answer_sum: String,
-}
-
-impl Totals {
-    /// Of `records` different records with values that sum up to `sum` units.
-    pub fn exactly(records: u64, sum: i64) -> Self {
-        let unscaled = i128::from(sum) * 1_000_000_000_000_000_000;
-        Self {
-            records,
-            identities: records,
-            sum: sum.to_string(),
-            answer_count: records,
-            answer_sum: unscaled.to_string(),
-        }
-    }
-}
-
-impl Pipeline {
-    pub async fn totals(&self, tenant: Uuid) -> Totals {
-        let client = clickhouse::Client::default()
-            .with_url(&self.clickhouse.url)
-            .with_database(&self.clickhouse.database)
-            .with_user("usage_maintenance")
-            .with_password("usage");
-        let query = "SELECT count(), uniqExact(record_id), toString(sum(toDecimal256(value, 18))) FROM usage_records \
-                     WHERE tenant_id = toUUID(?)";
-        let (records, identities, sum): (u64, u64, String) =
-            client.query(query).bind(tenant.to_string()).fetch_one().await.expect("clickhouse answers");
-        let query = AggregateQuery {
-            tenant_id: tenant,
-            metrics: vec![],
-            from: 0,
-            to: i64::MAX / 2,
-            windows: Windows::Total,
-            group_by: GroupBy::default(),
-            measure: Measure::default(),
-            sources: vec![],
-            subject_ids: vec![],
-            subject_types: vec![],
-            resource_ids: vec![],
-            resource_types: vec![],
-            partition_counts: PartitionCounts { current: self.partitions, known: vec![self.partitions] },
-            after: None,
-            limit: 10,
-        };
-        let rows = self.storage.reader().aggregate(&query).await.expect("the reader answers");
-        let (answer_count, answer_sum) =
-            rows.first().map_or((0, "0".into()), |row| (row.count, row.sum.to_string()));
-        Totals { records, identities, sum, answer_count, answer_sum }
-    }
-
-    /// Rows that are stored at all.
-    pub async fn rows(&self, tenants: &[Uuid]) -> u64 {
-        let mut rows = 0;
-        for tenant in tenants {
-            rows += self.totals(*tenant).await.records;
-        }
-        rows
-    }
-}
-
 /// A message as it is produced.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -468,26 +336,6 @@ pub struct Message {
     pub headers: Vec<(String, Vec<u8>)>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeadLetter {
-    pub key: Option<Vec<u8>>,
-    pub value: Option<Vec<u8>>,
-    /// Without those that start with `dlq-`.
-    pub headers: Vec<(String, Vec<u8>)>,
-    pub dlq: BTreeMap<String, String>,
-}
-
-impl DeadLetter {
-    pub fn reason(&self) -> &str {
-        &self.dlq["dlq-reason"]
-    }
-
-    /// Where it came from: its identity.
-    pub fn origin(&self) -> (String, String) {
-        (self.dlq["dlq-partition"].clone(), self.dlq["dlq-offset"].clone())
-    }
-}
-
 fn group_consumer(brokers: &str, group: &str) -> BaseConsumer {
     ClientConfig::new()
         .set("bootstrap.servers", brokers)
@@ -495,51 +343,6 @@ fn group_consumer(brokers: &str, group: &str) -> BaseConsumer {
         .set("enable.auto.commit", "false")
         .create()
         .expect("a consumer")
-}
-
-fn read_all(brokers: &str, topic: &str, partitions: i32) -> Vec<DeadLetter> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", brokers)
-        .set("group.id", format!("read-{}", Uuid::new_v4()))
-        .set("enable.partition.eof", "true")
-        .set("enable.auto.commit", "false")
-        .create()
-        .expect("a consumer");
-    let mut list = TopicPartitionList::new();
-    for partition in 0..partitions {
-        list.add_partition_offset(topic, partition, Offset::Beginning).expect("an offset");
-    }
-    consumer.assign(&list).expect("assigned");
-    let (mut letters, mut ended) = (Vec::new(), 0);
-    let deadline = Instant::now() + WITHIN;
-    while ended < partitions {
-        assert!(Instant::now() < deadline, "the topic of dead letters ends");
-        match consumer.poll(Duration::from_millis(200)) {
-            Some(Ok(message)) => letters.push(letter(&message)),
-            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
-            Some(Err(error)) => panic!("reading dead letters: {error}"),
-            None => {}
-        }
-    }
-    letters
-}
-
-fn letter(message: &rdkafka::message::BorrowedMessage<'_>) -> DeadLetter {
-    let mut letter = DeadLetter {
-        key: message.key().map(<[u8]>::to_vec),
-        value: message.payload().map(<[u8]>::to_vec),
-        headers: Vec::new(),
-        dlq: BTreeMap::new(),
-    };
-    for header in message.headers().into_iter().flat_map(|headers| headers.iter()) {
-        let value = header.value.unwrap_or_default().to_vec();
-        if header.key.starts_with("dlq-") {
-            letter.dlq.insert(header.key.into(), String::from_utf8(value).expect("text"));
-        } else {
-            letter.headers.push((header.key.into(), value));
-        }
-    }
-    letter
 }
 
 pub async fn create_topics(brokers: &str, topics: &[&str], partitions: i32) {

@@ -1,0 +1,77 @@
+//! What lies in the topic of dead letters.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::Headers as _;
+use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
+use uuid::Uuid;
+
+use super::WITHIN;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetter {
+    pub key: Option<Vec<u8>>,
+    pub value: Option<Vec<u8>>,
+    /// Without those that start with `dlq-`.
+    pub headers: Vec<(String, Vec<u8>)>,
+    pub dlq: BTreeMap<String, String>,
+}
+
+impl DeadLetter {
+    pub fn reason(&self) -> &str {
+        &self.dlq["dlq-reason"]
+    }
+
+    /// Where it came from: its identity.
+    pub fn origin(&self) -> (String, String) {
+        (self.dlq["dlq-partition"].clone(), self.dlq["dlq-offset"].clone())
+    }
+}
+
+/// Everything in the topic.
+pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Vec<DeadLetter> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", format!("read-{}", Uuid::new_v4()))
+        .set("enable.partition.eof", "true")
+        .set("enable.auto.commit", "false")
+        .create()
+        .expect("a consumer");
+    let mut list = TopicPartitionList::new();
+    for partition in 0..partitions {
+        list.add_partition_offset(topic, partition, Offset::Beginning).expect("an offset");
+    }
+    consumer.assign(&list).expect("assigned");
+    let (mut letters, mut ended) = (Vec::new(), 0);
+    let deadline = Instant::now() + WITHIN;
+    while ended < partitions {
+        assert!(Instant::now() < deadline, "the topic of dead letters ends");
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(Ok(message)) => letters.push(letter(&message)),
+            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
+            Some(Err(error)) => panic!("reading dead letters: {error}"),
+            None => {}
+        }
+    }
+    letters
+}
+
+fn letter(message: &rdkafka::message::BorrowedMessage<'_>) -> DeadLetter {
+    let mut letter = DeadLetter {
+        key: message.key().map(<[u8]>::to_vec),
+        value: message.payload().map(<[u8]>::to_vec),
+        headers: Vec::new(),
+        dlq: BTreeMap::new(),
+    };
+    for header in message.headers().into_iter().flat_map(|headers| headers.iter()) {
+        let value = header.value.unwrap_or_default().to_vec();
+        if header.key.starts_with("dlq-") {
+            letter.dlq.insert(header.key.into(), String::from_utf8(value).expect("text"));
+        } else {
+            letter.headers.push((header.key.into(), value));
+        }
+    }
+    letter
+}

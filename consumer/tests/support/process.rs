@@ -1,0 +1,84 @@
+//! Workers in processes of their own.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::Pipeline;
+
+/// A worker in a process of its own.
+pub struct Process {
+    child: std::process::Child,
+    pub log: std::path::PathBuf,
+}
+
+impl Process {
+    pub fn start(pipeline: &Pipeline, more: &[&str]) -> Self {
+        let log = std::env::temp_dir().join(format!("usage-consumer-{}.log", Uuid::new_v4()));
+        let file = std::fs::File::create(&log).expect("a log file");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_usage-consumer"));
+        for setting in pipeline.settings().iter().map(String::as_str).chain(more.iter().copied()) {
+            command.args(["--set", setting]);
+        }
+        let child =
+            command.stderr(file).stdin(std::process::Stdio::null()).spawn().expect("the worker starts");
+        Self { child, log }
+    }
+
+    fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        nix::sys::signal::kill(pid, signal).expect("the worker lives");
+    }
+
+    pub fn kill9(mut self) {
+        self.child.kill().expect("the worker lives");
+        self.child.wait().expect("it ends");
+        std::fs::remove_file(&self.log).expect("the log is there");
+    }
+
+    /// Greatest resident memory and processor time so far.
+    pub fn usage(&self) -> String {
+        let read = |file: &str| {
+            std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).unwrap_or_default()
+        };
+        let status = read("status");
+        let peak = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default().to_string();
+        let stat = read("stat");
+        // Ticks of 10 ms in user and system mode.
+        let ticks: u64 =
+            stat.split_whitespace().skip(13).take(2).filter_map(|text| text.parse::<u64>().ok()).sum();
+        format!("{peak}, {} ms of processor time", ticks * 10)
+    }
+
+    pub fn pause(&self) {
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+    }
+
+    pub fn resume(&self) {
+        self.signal(nix::sys::signal::Signal::SIGCONT);
+    }
+
+    /// Asks it to stop and holds it to its 10 s.
+    pub async fn stop(mut self) {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        let asked = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be asked") {
+                assert!(status.success(), "{status}: see {}", self.log.display());
+                break;
+            }
+            assert!(asked.elapsed() < Duration::from_secs(11), "still runs: see {}", self.log.display());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // Kept only when something went wrong.
+        std::fs::remove_file(&self.log).expect("the log is there");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // After a panic nothing of the test may live on; an ended process can't be killed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

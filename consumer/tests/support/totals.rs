@@ -1,0 +1,115 @@
+//! What is stored, and how the reader sums it up.
+
+use usage_storage::Storage;
+use usage_storage::query::{
+    AggregateQuery, GroupBy, Measure, PartitionCounts, RawQuery, StatusFilter, StoredRecord, Windows,
+};
+use uuid::Uuid;
+
+use super::Pipeline;
+
+/// What is stored of a tenant: by the records, and as the reader sums it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Totals {
+    pub records: u64,
+    pub identities: u64,
+    pub sum: String,
+    pub answer_count: u64,
+    pub answer_sum: String,
+}
+
+impl Totals {
+    /// Of `records` different records with values that sum up to `sum` units.
+    pub fn exactly(records: u64, sum: i64) -> Self {
+        let unscaled = i128::from(sum) * 1_000_000_000_000_000_000;
+        Self {
+            records,
+            identities: records,
+            sum: sum.to_string(),
+            answer_count: records,
+            answer_sum: unscaled.to_string(),
+        }
+    }
+}
+
+impl Pipeline {
+    /// All stored records of a tenant, in the reader's order.
+    pub async fn stored(&self, tenant: Uuid) -> Vec<StoredRecord> {
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let query = RawQuery {
+                tenant_id: tenant,
+                metrics: vec![],
+                from: 0,
+                to: i64::MAX / 2,
+                status: StatusFilter::All,
+                sources: vec![],
+                subject_ids: vec![],
+                subject_types: vec![],
+                resource_ids: vec![],
+                resource_types: vec![],
+                after,
+                limit: 1_000,
+            };
+            let page = self.storage.reader().raw(&query).await.expect("storage answers");
+            after = page.last().map(|last| (last.timestamp, last.record_id));
+            if page.is_empty() {
+                return all;
+            }
+            all.extend(page);
+        }
+    }
+
+    pub async fn totals(&self, tenant: Uuid) -> Totals {
+        let client = clickhouse::Client::default()
+            .with_url(&self.clickhouse.url)
+            .with_database(&self.clickhouse.database)
+            .with_user("usage_maintenance")
+            .with_password("usage");
+        let query = "SELECT count(), uniqExact(record_id), toString(sum(toDecimal256(value, 18))) FROM usage_records \
+                     WHERE tenant_id = toUUID(?)";
+        let (records, identities, sum): (u64, u64, String) =
+            client.query(query).bind(tenant.to_string()).fetch_one().await.expect("clickhouse answers");
+        let query = AggregateQuery {
+            tenant_id: tenant,
+            metrics: vec![],
+            from: 0,
+            to: i64::MAX / 2,
+            windows: Windows::Total,
+            group_by: GroupBy::default(),
+            measure: Measure::default(),
+            sources: vec![],
+            subject_ids: vec![],
+            subject_types: vec![],
+            resource_ids: vec![],
+            resource_types: vec![],
+            partition_counts: PartitionCounts { current: self.partitions, known: vec![self.partitions] },
+            after: None,
+            limit: 10,
+        };
+        let rows = self.storage.reader().aggregate(&query).await.expect("the reader answers");
+        let (answer_count, answer_sum) =
+            rows.first().map_or((0, "0".into()), |row| (row.count, row.sum.to_string()));
+        Totals { records, identities, sum, answer_count, answer_sum }
+    }
+
+    /// Rows of all tenants.
+    pub async fn stored_rows(&self) -> u64 {
+        let client = clickhouse::Client::default()
+            .with_url(&self.clickhouse.url)
+            .with_database(&self.clickhouse.database)
+            .with_user("usage_maintenance")
+            .with_password("usage");
+        client.query("SELECT count() FROM usage_records").fetch_one().await.expect("clickhouse answers")
+    }
+
+    /// Rows of these tenants.
+    pub async fn rows(&self, tenants: &[Uuid]) -> u64 {
+        let mut rows = 0;
+        for tenant in tenants {
+            rows += self.totals(*tenant).await.records;
+        }
+        rows
+    }
+}
