@@ -173,6 +173,9 @@ fn client_config(kafka: &KafkaConfig, settings: &RelaySettings) -> ClientConfig 
         .set("client.id", "usage-relay")
         .set("acks", "all")
         .set("enable.idempotence", "true")
+        // One request at a time to a broker. With more, librdkafka takes a batch that was refused for delivered as soon as a later one is
+        // taken, which a broker does that does not know the producer yet (docs/adr/0002). The row would be deleted and be nowhere.
+        .set("max.in.flight", "1")
         .set("message.timeout.ms", millis(settings.message_timeout))
         .set("linger.ms", millis(settings.linger))
         .set("compression.type", &settings.compression)
@@ -233,3 +236,6 @@ fn partition_count(producer: &ThreadedProducer<Reports>, topic: &str) -> Result<
         _ => Err(unknown),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -153,6 +153,9 @@ async fn exactly_the_committed_records_arrive() {
     committed.sort();
     source.emptied().await;
     relay.stop().await;
+    let set_aside =
+        (source.count("usage_outbox_dead_letters").await, source.count("usage_outbox_waiting").await);
+    assert_eq!(set_aside, (0, 0));
     assert_eq!(topic.keys().await, committed);
 }
 

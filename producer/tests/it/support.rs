@@ -8,7 +8,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::message::{Headers, Message as _};
+use rdkafka::message::{BorrowedMessage, Headers, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
 use secrecy::SecretString;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -68,6 +68,9 @@ impl Source {
 
     /// In a server of one's own: `base` leads to any of its databases.
     pub async fn empty_on(base: &str) -> Self {
+        // What the relay says is shown when a test fails.
+        let _ =
+            tracing_subscriber::fmt().with_env_filter("usage_producer=debug").with_test_writer().try_init();
         let server = PgConnectOptions::from_str(base).unwrap();
         let name = format!("test_{}", Uuid::new_v4().simple());
         let mut admin = server.connect().await.unwrap();
@@ -193,33 +196,43 @@ fn read(brokers: &str, topic: &str, partitions: i32) -> Vec<Received> {
     config.set("group.id", topic).set("enable.auto.commit", "false").set("isolation.level", "read_committed");
     let consumer: BaseConsumer = config.create().unwrap();
     let (decoder, signer) = (Decoder::new(), SigningKey::new(KEY_ID, &(0..32).collect::<Vec<u8>>()));
-    let mut all = Vec::new();
+    let mut list = TopicPartitionList::new();
+    // Offsets that are still to come, by partition.
+    let mut open = BTreeMap::new();
     for partition in 0..partitions {
         let (_, end) = consumer.fetch_watermarks(topic, partition, WITHIN).unwrap();
-        let mut list = TopicPartitionList::new();
-        list.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
-        consumer.assign(&list).unwrap();
-        let mut next = 0;
-        while next < end {
-            let message = consumer.poll(WITHIN).expect("a message before the end of the partition").unwrap();
-            next = message.offset() + 1;
-            let (key, value) = (message.key().unwrap(), message.payload().unwrap());
-            let headers: BTreeMap<String, String> = message
-                .headers()
-                .unwrap()
-                .iter()
-                .map(|header| (header.key.into(), String::from_utf8(header.value.unwrap().into()).unwrap()))
-                .collect();
-            assert_eq!(headers[names::HEADER_PAYLOAD_TYPE], names::PAYLOAD_RECORD);
-            assert_eq!(headers[names::HEADER_KEY_ID], KEY_ID);
-            assert!(signer.verify(key, value, headers[names::HEADER_SIGNATURE].as_bytes()), "signature");
-            let record = decoder.decode(value).unwrap().to_owned();
-            assert_eq!(headers[names::HEADER_SOURCE], record.source);
-            let key = String::from_utf8(key.into()).unwrap();
-            all.push(Received { partition, key, value: value.into(), headers, record });
+        if end > 0 {
+            open.insert(partition, end);
+            list.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
         }
     }
+    consumer.assign(&list).unwrap();
+    let mut all = Vec::new();
+    while !open.is_empty() {
+        let message = consumer.poll(WITHIN).expect("a message before the ends of the partitions").unwrap();
+        if open.get(&message.partition()).is_none_or(|end| message.offset() + 1 >= *end) {
+            open.remove(&message.partition());
+        }
+        all.push(received(&message, &decoder, &signer));
+    }
     all
+}
+
+fn received(message: &BorrowedMessage<'_>, decoder: &Decoder, signer: &SigningKey) -> Received {
+    let (key, value) = (message.key().unwrap(), message.payload().unwrap());
+    let headers: BTreeMap<String, String> = message
+        .headers()
+        .unwrap()
+        .iter()
+        .map(|header| (header.key.into(), String::from_utf8(header.value.unwrap().into()).unwrap()))
+        .collect();
+    assert_eq!(headers[names::HEADER_PAYLOAD_TYPE], names::PAYLOAD_RECORD);
+    assert_eq!(headers[names::HEADER_KEY_ID], KEY_ID);
+    assert!(signer.verify(key, value, headers[names::HEADER_SIGNATURE].as_bytes()), "signature");
+    let record = decoder.decode(value).unwrap().to_owned();
+    assert_eq!(headers[names::HEADER_SOURCE], record.source);
+    let key = String::from_utf8(key.into()).unwrap();
+    Received { partition: message.partition(), key, value: value.into(), headers, record }
 }
 
 /// A relay that runs.
