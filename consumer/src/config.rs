@@ -175,6 +175,8 @@ impl Config {
         client
             .set("acks", "all")
             .set("enable.idempotence", "true")
+            // More than one, and librdkafka may report a refused message as delivered: docs/adr/0002.
+            .set("max.in.flight", "1")
             .set("message.max.bytes", (16 << 20).to_string())
             .set("linger.ms", "2")
             .set("delivery.timeout.ms", "30000");
