@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
 use usage_devstack::demo::USAGE_TYPES;
-use usage_devstack::interrupt;
+use usage_devstack::interrupt::{self, Foreground};
+use usage_devstack::process::{self, Life};
 
 use crate::run::describe;
 use crate::servers::{CLICKHOUSE, CONTROL, Env, KAFKA, SOURCE};
@@ -81,12 +83,16 @@ fn usagectl(program: &Path, dir: &Path, env: &Env, arguments: &[&str], input: &s
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let text = describe(&command);
-    let mut child = command.spawn().with_context(|| format!("running `{text}`"))?;
+    let mut child = process::spawn(command, Life::Attached(Signal::SIGTERM))
+        .with_context(|| format!("running `{text}`"))?;
+    let foreground = Foreground::set(child.id());
     if let Some(mut stdin) = child.stdin.take() {
         // One that does not read its input may have ended before.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
+    drop(foreground);
+    interrupt::check()?;
     if !output.status.success() {
         let said = [output.stdout, output.stderr].concat();
         bail!("`{text}` failed ({}):\n{}", output.status, String::from_utf8_lossy(&said).trim_end());

@@ -23,6 +23,9 @@ pub const API: &str = "USAGE_API_URL";
 /// Where `usagectl token` finds the key, from whatever directory it is called.
 const TOKEN_KEY: &str = "USAGE_TOKEN_KEY_FILE";
 
+/// A tenant for the example that is printed.
+const EXAMPLE: &str = "6f1c2d34-0000-4000-8000-000000000001";
+
 /// The stack while xtask itself holds it. Parts that live as long as xtask end when this is dropped.
 #[derive(Debug)]
 pub struct Up {
@@ -30,6 +33,7 @@ pub struct Up {
     pub ran_before: bool,
     /// The variables of the env file.
     pub env: Env,
+    usagectl: PathBuf,
     kafka: Option<Kafka>,
     clickhouse: Option<ClickHouse>,
     postgres: Option<Postgres>,
@@ -58,6 +62,7 @@ pub fn up(options: Options) -> Result<Up> {
     let mut this = Up {
         ran_before: state.any_running(),
         env: Env::new(),
+        usagectl: paths::bin_dir(options.release)?.join("usagectl"),
         kafka: None,
         clickhouse: None,
         postgres: None,
@@ -156,7 +161,16 @@ impl Up {
         for (name, value) in &self.env {
             println!("  {name}={value}");
         }
-        println!("\nall of these: . {}", paths::stack().join("env").display());
+        let env = paths::stack().join("env");
+        println!("\nall of these: . {}\nfor example:", env.display());
+        println!(
+            "  psql \"$USAGE_SOURCE_DATABASE_URL\" -c \"SELECT usage_emit('{EXAMPLE}', 'llm.requests', 1, 'first')\""
+        );
+        println!(
+            "  curl -H \"Authorization: Bearer $({} token --tenant {EXAMPLE})\" \\",
+            self.usagectl.display()
+        );
+        println!("       \"$USAGE_API_URL/v1/usage/raw?from=2026-01-01T00:00:00Z&to=2099-01-01T00:00:00Z\"");
     }
 }
 

@@ -7,11 +7,15 @@ use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::Signal;
 use sha2::{Digest as _, Sha256};
+
+use crate::interrupt::{self, Foreground};
+use crate::process::{self, Life};
 
 /// The cache directory: `$XDG_CACHE_HOME/usage-collector`, else `~/.cache/usage-collector`.
 pub fn root() -> Result<PathBuf> {
@@ -135,7 +139,13 @@ pub fn unpack(tarball: &Path, into: &Path, members: &[&str]) -> Result<()> {
 /// Runs a program; on failure the error has the end of what it printed.
 pub fn run_quietly(mut command: Command) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("running {program}"))?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = process::spawn(command, Life::Attached(Signal::SIGTERM))
+        .with_context(|| format!("running {program}"))?;
+    let foreground = Foreground::set(child.id());
+    let output = child.wait_with_output()?;
+    drop(foreground);
+    interrupt::check()?;
     if output.status.success() {
         return Ok(());
     }

@@ -1,14 +1,15 @@
 //! Ctrl-C and SIGTERM for tools that have started servers: the tool notices, returns, and everything it holds is dropped.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, bail};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-static FOREGROUND: Mutex<Option<Pid>> = Mutex::new(None);
+static FOREGROUND: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
 
 /// Takes SIGINT, SIGTERM and SIGHUP over. Call it at the start of `main`, before any thread is started. A second signal ends
 /// the process at once; what is attached to it then dies by the kernel's hand.
@@ -23,8 +24,8 @@ pub fn handle() -> Result<()> {
             if INTERRUPTED.swap(true, Ordering::SeqCst) {
                 std::process::abort();
             }
-            if let Some(group) = *FOREGROUND.lock().unwrap_or_else(PoisonError::into_inner) {
-                let _ = killpg(group, Signal::SIGTERM);
+            for group in groups().iter() {
+                let _ = killpg(*group, Signal::SIGTERM);
             }
         }
     })?;
@@ -45,21 +46,29 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Names the process group that gets SIGTERM when a signal comes; forgotten on drop.
+fn groups() -> MutexGuard<'static, BTreeSet<Pid>> {
+    FOREGROUND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process group that gets SIGTERM when a signal comes; forgotten on drop.
 #[derive(Debug)]
-pub struct Foreground(());
+pub struct Foreground(Pid);
 
 impl Foreground {
-    /// The group of the child that runs in the foreground now.
+    /// The group of a child that somebody waits for. If a signal came already, it is passed on at once.
     #[must_use]
     pub fn set(pid: u32) -> Self {
-        *FOREGROUND.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pid::from_raw(pid.cast_signed()));
-        Self(())
+        let group = Pid::from_raw(pid.cast_signed());
+        groups().insert(group);
+        if came() {
+            let _ = killpg(group, Signal::SIGTERM);
+        }
+        Self(group)
     }
 }
 
 impl Drop for Foreground {
     fn drop(&mut self) {
-        *FOREGROUND.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        groups().remove(&self.0);
     }
 }
