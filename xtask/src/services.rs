@@ -12,8 +12,9 @@ use usage_devstack::{ports, probe};
 use crate::prepare::Prepared;
 use crate::state::Part;
 
-/// Packages whose programs `up` needs.
-pub const PACKAGES: [&str; 4] = ["usagectl", "usage-producer", "usage-consumer", "usage-query-api"];
+/// Packages whose programs `up` needs; that of usage-devstack starts ClickHouse.
+pub const PACKAGES: [&str; 5] =
+    ["usage-devstack", "usagectl", "usage-producer", "usage-consumer", "usage-query-api"];
 
 const READY: Duration = Duration::from_secs(60);
 
