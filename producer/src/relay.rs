@@ -3,6 +3,10 @@
 //! Strategy (`docs/architecture.md`): the outbox's partitions are leased on the database's clock, so that several relays share them. Each
 //! partition has a worker with a connection of its own, which polls above a floor, produces signed messages, and deletes rows one by
 //! one as their own delivery reports say so. One more connection keeps leases, proves the floor, and truncates emptied leaves.
+//!
+//! Behind a pooler in transaction mode nothing is lost (there are no session locks), but the settings of a session are: set them for the
+//! role instead (`ALTER ROLE … SET jit = off`, `enable_seqscan = off`, `enable_bitmapscan = off`, `enable_nestloop = off`), and use a pooler that
+//! knows prepared statements.
 
 mod config;
 mod encode;
@@ -27,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use usage_schemas::codec::Encoder;
 use uuid::Uuid;
 
-pub use config::{RELAY, RelayConfig, RelaySettings, SourceConfig};
+pub use config::{RELAY, RelayConfig, RelaySettings, SETTINGS, SourceConfig};
 
 use self::encode::Sources;
 use self::sender::Sender;
@@ -36,7 +40,7 @@ use self::supervisor::Supervisor;
 use crate::Waker;
 
 /// The whole stop has to fit into the 10 s that a process has.
-const DRAIN_WITHIN: Duration = Duration::from_secs(6);
+const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 /// A JSON payload may be so many times longer than its Avro: a byte as `\u0000`.
 const JSON_LENGTH: i64 = 6;
 

@@ -3,16 +3,11 @@
 use anyhow::Context as _;
 use clap::Parser;
 use serde::Deserialize;
-use usage_producer::relay::{RELAY, Relay, RelayConfig, RelaySettings, Status};
-use usage_service::config::{
-    self, Cli, DatabaseConfig, KAFKA, KafkaConfig, SOURCE_DATABASE, Setting, TELEMETRY,
-};
+use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SETTINGS, Status};
+use usage_service::config::{self, Cli, DatabaseConfig, KafkaConfig};
 use usage_service::health::Health;
 use usage_service::telemetry::TelemetryConfig;
-use usage_service::{health, lifecycle, settings, telemetry};
-
-/// Everything that this program can be told.
-pub const SETTINGS: &[Setting] = settings![TELEMETRY, KAFKA, SOURCE_DATABASE, RELAY];
+use usage_service::{health, lifecycle, telemetry};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,14 +54,4 @@ async fn main() -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {listen}"))?;
     lifecycle::graceful(&shutdown, lifecycle::STOP_WITHIN, relay.serve(shutdown.clone())).await?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_settings_are_declared_well() {
-        config::verify(SETTINGS).unwrap();
-    }
 }

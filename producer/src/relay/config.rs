@@ -5,7 +5,8 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use usage_schemas::validate;
-use usage_service::config::{DatabaseConfig, KafkaConfig, Setting};
+use usage_service::config::{DatabaseConfig, KAFKA, KafkaConfig, SOURCE_DATABASE, Setting, TELEMETRY};
+use usage_service::settings;
 
 use super::RelayError;
 use super::lease::working_time;
@@ -94,6 +95,9 @@ impl Default for RelaySettings {
         }
     }
 }
+
+/// Everything that the program `usage-relay` can be told.
+pub const SETTINGS: &[Setting] = settings![TELEMETRY, KAFKA, SOURCE_DATABASE, RELAY];
 
 /// Settings of `[relay]`; a process adds telemetry, `[kafka]` and `[source_database]`.
 pub const RELAY: &[Setting] = &[

@@ -110,13 +110,17 @@ impl Leases {
         bounded(self.ttl, work).await.map(|_| ())
     }
 
-    /// Takes this relay off the list of those that are alive, and sweeps those that have been dead for long.
+    /// Takes this relay off the list of those that are alive.
     pub(crate) async fn leave(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let work = sqlx::query(
-            "DELETE FROM usage_outbox_relays WHERE owner = $1 OR expires_at < clock_timestamp() - interval '1 hour'",
-        )
-        .bind(&self.owner)
-        .execute(connection);
+        let work = sqlx::query("DELETE FROM usage_outbox_relays WHERE owner = $1")
+            .bind(&self.owner)
+            .execute(connection);
         bounded(self.ttl, work).await.map(|_| ())
+    }
+
+    /// Takes off the list those that have been dead for long.
+    pub(crate) async fn sweep(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let sql = "DELETE FROM usage_outbox_relays WHERE expires_at < clock_timestamp() - interval '1 hour'";
+        bounded(self.ttl, sqlx::query(sql).execute(connection)).await.map(|_| ())
     }
 }

@@ -111,7 +111,11 @@ impl Worker {
 
     /// Polls over one connection until the stop.
     async fn work(&mut self, backoff: &mut Backoff) -> Result<(), sqlx::Error> {
-        let mut connection = self.connect().await?;
+        let stop = self.orders.stop.clone();
+        let mut connection = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            connection = self.connect() => connection?,
+        };
         let mut pause = self.shared.settings.poll_min;
         while !self.orders.stop.is_cancelled() {
             self.check_server()?;
@@ -189,7 +193,7 @@ impl Worker {
             let last = page.rows.last().map(|row| row.key.id);
             pass.page(last, page.full);
             last_seen = last.unwrap_or(last_seen);
-            left.extend(page.rows.iter().map(|row| row.key.id));
+            left.extend(page.rows.iter().map(|row| row.key));
             let sorted = self.sort_out(&page.rows, partitions).await;
             produced += sorted.produced;
             skipped |= sorted.skipped;
@@ -197,11 +201,11 @@ impl Worker {
             gone.extend(self.bury(connection, sorted.dead).await?);
             self.await_reports().await;
             gone.extend(self.clear_landed(connection).await?);
-            for id in gone {
-                left.remove(&id);
+            for key in gone {
+                left.remove(&key);
             }
         }
-        self.floor.advance(&pass, left.first().copied());
+        self.floor.advance(&pass, left.first().map(|key: &RowKey| key.id));
         if sweep && !pass.more() {
             self.lanes.open_unused(begun);
         }
@@ -280,12 +284,12 @@ impl Worker {
         sorted
     }
 
-    /// Moves rows of sources without a key out of the way. Returns their ids.
+    /// Moves rows of sources without a key out of the way. Returns their names.
     async fn park(
         &mut self,
         connection: &mut PgConnection,
         unconfigured: Vec<(RowKey, Option<String>)>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
+    ) -> Result<Vec<RowKey>, sqlx::Error> {
         if unconfigured.is_empty() {
             return Ok(Vec::new());
         }
@@ -299,15 +303,15 @@ impl Worker {
             ?sources,
             "outbox rows wait: their source is not configured"
         );
-        Ok(keys.iter().map(|key| key.id).collect())
+        Ok(keys)
     }
 
-    /// Moves rows that can never be sent to the dead letters. Returns their ids.
+    /// Moves rows that can never be sent to the dead letters. Returns their names.
     async fn bury(
         &mut self,
         connection: &mut PgConnection,
         dead: Vec<Dead>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
+    ) -> Result<Vec<RowKey>, sqlx::Error> {
         if dead.is_empty() {
             return Ok(Vec::new());
         }
@@ -324,19 +328,19 @@ impl Worker {
                 "outbox row can never be produced"
             );
         }
-        Ok(dead.iter().map(|dead| dead.key.id).collect())
+        Ok(dead.iter().map(|dead| dead.key).collect())
     }
 
-    /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters. Returns their ids.
-    async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
-        let mut ids = Vec::new();
+    /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters. Returns their names.
+    async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<Vec<RowKey>, sqlx::Error> {
+        let mut gone = Vec::new();
         if !self.acked.is_empty() {
             rows::delete(connection, self.part, &self.acked).await?;
-            ids.extend(std::mem::take(&mut self.acked).into_iter().map(|key| key.id));
+            gone.append(&mut self.acked);
         }
         let dead = self.flights.take_dead();
-        ids.extend(self.bury(connection, dead).await?);
-        Ok(ids)
+        gone.extend(self.bury(connection, dead).await?);
+        Ok(gone)
     }
 
     /// Waits for the acknowledgements of what went to partitions that answer.

@@ -16,9 +16,9 @@ const PAGE_BYTES: usize = 16 << 20;
 /// What names a row when it is taken out: a promoted standby may hand out an id again, but not at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct RowKey {
-    pub segment: i16,
     pub id: i64,
     pub emitted_at: PgTime,
+    pub segment: i16,
 }
 
 /// One row of the outbox.

@@ -33,7 +33,9 @@ const COUNT_ROWS: i64 = 100_000;
 const UNPARK: Duration = Duration::from_secs(30);
 const UNPARK_ROWS: i64 = 1_000;
 /// A stop that takes longer is cut.
-const JOIN_WITHIN: Duration = Duration::from_secs(9);
+const JOIN_WITHIN: Duration = Duration::from_millis(7_500);
+/// Saying goodbye to the database; with the above within the 10 s that a process has.
+const FAREWELL_WITHIN: Duration = Duration::from_secs(2);
 
 /// A partition that this relay holds, and who works on it.
 struct Station {
@@ -54,6 +56,8 @@ pub(crate) struct Supervisor {
     /// Stopped, but not settled yet; given back once they are.
     leaving: Vec<Station>,
     renew_at: Instant,
+    /// Whether the gauges of this relay say something.
+    counts: bool,
     /// Stops the workers even if the relay is dropped.
     guard: DropGuard,
 }
@@ -79,6 +83,7 @@ impl Supervisor {
             stations: BTreeMap::new(),
             leaving: Vec::new(),
             renew_at: Instant::now(),
+            counts: false,
             guard: CancellationToken::new().drop_guard(),
         };
         (supervisor, seen)
@@ -111,6 +116,7 @@ impl Supervisor {
             connection = self.database.connect() => connection?,
         };
         let server = session::server_id(&mut connection).await?;
+        self.leases.sweep(&mut connection).await?;
         // Proofs belong to a connection: a new one begins a new round.
         let mut rounds = Rounds::default();
         self.horizon.send_replace(Horizon { server: Some(server.clone()), proven: 0 });
@@ -133,11 +139,7 @@ impl Supervisor {
                         }
                     }
                 }
-                _ = count.tick() => {
-                    if self.holds_first() {
-                        self.count(&mut connection).await?;
-                    }
-                }
+                _ = count.tick() => self.count(&mut connection).await?,
             }
             backoff.reset();
             self.look_after_kafka();
@@ -279,7 +281,16 @@ impl Supervisor {
         }
     }
 
+    /// Counts rows for the gauges; a relay that no longer does so shows none, so that the sum over all relays is right.
     async fn count(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        if !self.holds_first() {
+            if std::mem::take(&mut self.counts) {
+                self.gauge(metric_names::OUTBOX_PENDING_ROWS, &[]);
+                self.gauge(metric_names::OUTBOX_WAITING_ROWS, &[]);
+            }
+            return Ok(());
+        }
+        self.counts = true;
         let pending = housekeeping::pending(connection, COUNT_ROWS).await?;
         self.gauge(metric_names::OUTBOX_PENDING_ROWS, &pending);
         let waiting = rows::waiting(connection, COUNT_ROWS).await?;
@@ -374,7 +385,7 @@ impl Supervisor {
             self.leases.leave(&mut connection).await?;
             connection.close().await
         };
-        match tokio::time::timeout(Duration::from_secs(2), farewell).await {
+        match tokio::time::timeout(FAREWELL_WITHIN, farewell).await {
             Ok(Ok(())) => tracing::info!(partitions = held.len(), "relay stopped"),
             Ok(Err(error)) => {
                 tracing::warn!(error = %error_chain(&error), "leases were not given back; they run out")

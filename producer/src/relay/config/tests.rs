@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 
-use usage_service::config::{Cli, KAFKA, Resolved, SOURCE_DATABASE};
-use usage_service::settings;
+use usage_service::config::{self, Cli, Resolved};
 
 use super::*;
 
-const SETTINGS: &[Setting] = settings![KAFKA, SOURCE_DATABASE, RELAY];
+/// Without telemetry, which only the program has.
+const LIBRARY: &[Setting] = settings![KAFKA, SOURCE_DATABASE, RELAY];
 const KEY: &str = "000102030405060708090a0b0c0d0e0f";
 
 fn resolve(file: Option<&str>, set: &[&str]) -> RelayConfig {
@@ -18,11 +18,16 @@ fn resolve(file: Option<&str>, set: &[&str]) -> RelayConfig {
         vec!["kafka.brokers=b:9092".to_string(), "source_database.url=postgres://u@h/d".to_string()];
     all.extend(set.iter().map(ToString::to_string));
     let cli = Cli { config: path.clone(), set: all, check_config: false };
-    let resolved = Resolved::from_parts(SETTINGS, &cli, |_| None);
+    let resolved = Resolved::from_parts(LIBRARY, &cli, |_| None);
     if let Some(path) = path {
         std::fs::remove_file(path).unwrap();
     }
     resolved.unwrap().value().unwrap()
+}
+
+#[test]
+fn the_settings_are_declared_well() {
+    config::verify(super::SETTINGS).unwrap();
 }
 
 /// Whoever uses the library and whoever uses the program get the same relay.

@@ -134,3 +134,6 @@ fn final_reason(code: RDKafkaErrorCode) -> Option<&'static str> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
