@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use ethnum::I256;
 use usage_schemas::Kind;
@@ -50,8 +51,8 @@ impl Totals {
 /// Texts as numbers, in the order in which they came.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    numbers: HashMap<Box<str>, u32, Fast>,
-    texts: Vec<Box<str>>,
+    numbers: HashMap<Arc<str>, u32, Fast>,
+    texts: Vec<Arc<str>>,
 }
 
 impl Names {
@@ -60,13 +61,15 @@ impl Names {
             return number;
         }
         let number = u32::try_from(self.texts.len()).expect("fewer names than rows");
-        self.numbers.insert(text.into(), number);
-        self.texts.push(text.into());
+        let text: Arc<str> = text.into();
+        self.numbers.insert(Arc::clone(&text), number);
+        self.texts.push(text);
         number
     }
 
-    pub(crate) fn text(&self, number: u32) -> &str {
-        &self.texts[number as usize]
+    /// The texts by their numbers.
+    pub(crate) fn texts(&self) -> Vec<Arc<str>> {
+        self.texts.clone()
     }
 }
 
@@ -85,7 +88,7 @@ pub(crate) struct Aggregate {
     pub(crate) names: Names,
     months: BTreeMap<Month, Groups>,
     /// What a flush has sent and not proved yet. Rows that come meanwhile must not be mixed into it.
-    frozen: BTreeMap<Month, Frozen>,
+    frozen: BTreeMap<Month, Arc<Frozen>>,
 }
 
 impl Aggregate {
@@ -128,13 +131,13 @@ impl Aggregate {
     /// Sets a month apart for a flush; false if it has no rows.
     pub(crate) fn freeze(&mut self, month: Month, through: i64) -> bool {
         let Some(groups) = self.months.remove(&month) else { return false };
-        let before = self.frozen.insert(month, Frozen { through, groups });
+        let before = self.frozen.insert(month, Arc::new(Frozen { through, groups }));
         assert!(before.is_none(), "a flush in doubt is proved before the next one");
         true
     }
 
-    pub(crate) fn frozen(&self, month: Month) -> Option<&Frozen> {
-        self.frozen.get(&month)
+    pub(crate) fn frozen(&self, month: Month) -> Option<Arc<Frozen>> {
+        self.frozen.get(&month).cloned()
     }
 
     /// Months whose flush is not proved, with the horizons that would prove them.
@@ -146,11 +149,7 @@ impl Aggregate {
     pub(crate) fn thaw(&mut self, month: Month) {
         let Some(frozen) = self.frozen.remove(&month) else { return };
         let groups = self.months.entry(month).or_default();
-        if groups.is_empty() {
-            *groups = frozen.groups;
-        } else {
-            frozen.groups.iter().for_each(|(group, totals)| add(groups, *group, totals));
-        }
+        frozen.groups.iter().for_each(|(group, totals)| add(groups, *group, totals));
     }
 
     /// The flush is proved: its rows are behind the horizon.

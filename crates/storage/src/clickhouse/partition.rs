@@ -1,7 +1,9 @@
 //! What a writer keeps of a partition it holds, and the locks around it.
 //!
-//! Each partition has one lock, held for the whole of a call that touches it. A call that touches several takes their locks
-//! in ascending order of the partition, so that no two calls wait for each other.
+//! Each partition has two locks that are held for the whole of a call: `writing` by whoever stores batches or raises the epoch
+//! (write, settle, recover, close, and the proof of a flush), `rolling` by whoever flushes (tick, recover, close). A flush goes on while a
+//! write does. Both are taken in this order: first all `rolling` ones, then all `writing` ones, each kind ascending by partition, so that no two
+//! calls wait for each other. The state itself is locked for moments only, never while anything is awaited.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,19 +14,56 @@ use tokio::time::Instant;
 use super::aggregate::Aggregate;
 use super::fence::Held;
 use super::months::Month;
-use super::rollup::Generations;
+use super::rollup::{Generations, Share};
 use crate::PlannedBatch;
+
+/// A held partition.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) partition: i32,
+    writing: Arc<tokio::sync::Mutex<()>>,
+    rolling: Arc<tokio::sync::Mutex<()>>,
+    state: Mutex<State>,
+}
+
+impl Slot {
+    pub(crate) fn new(held: Held, through: i64) -> Self {
+        Self {
+            partition: held.partition,
+            writing: Arc::default(),
+            rolling: Arc::default(),
+            state: Mutex::new(State::new(held, through)),
+        }
+    }
+
+    /// For a moment: never across an await.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("not poisoned")
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        self.state().held
+    }
+
+    pub(crate) async fn writing(self: &Arc<Self>) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.writing).lock_owned().await
+    }
+
+    pub(crate) async fn rolling(self: &Arc<Self>) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.rolling).lock_owned().await
+    }
+}
 
 /// State of a held partition.
 #[derive(Debug)]
-pub(crate) struct Partition {
+pub(crate) struct State {
     pub(crate) held: Held,
     /// The last batch that is wholly stored.
     pub(crate) through: i64,
     /// True once `recover` has read the records beyond the horizons: only then the aggregate may be rolled up.
     pub(crate) recovered: bool,
     pub(crate) aggregate: Aggregate,
-    pub(crate) generations: Generations,
+    pub(crate) generations: Arc<Generations>,
     /// A batch whose write was begun and not proved: it must be settled first. Set before anything is sent, so that a
     /// caller who drops a running write leaves it set.
     pub(crate) batch_in_doubt: Option<i64>,
@@ -32,36 +71,23 @@ pub(crate) struct Partition {
     pub(crate) recovery_in_doubt: bool,
     /// Unproved attempts in a row: each doubles the deadline of the next.
     pub(crate) repeats: u32,
-    oldest: Oldest,
+    /// When the oldest row of the aggregate came.
+    pub(crate) oldest: Option<Instant>,
 }
 
-/// When the oldest row of the aggregate came; shared with the slot, which is read without the partition's lock.
-#[derive(Debug, Clone, Default)]
-struct Oldest(Arc<Mutex<Option<Instant>>>);
-
-impl Oldest {
-    fn get(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().expect("not poisoned")
-    }
-}
-
-impl Partition {
-    pub(crate) fn new(held: Held, through: i64) -> Self {
+impl State {
+    fn new(held: Held, through: i64) -> Self {
         Self {
             held,
             through,
             recovered: false,
             aggregate: Aggregate::default(),
-            generations: Generations::new(),
+            generations: Arc::default(),
             batch_in_doubt: None,
             recovery_in_doubt: false,
             repeats: 0,
-            oldest: Oldest::default(),
+            oldest: None,
         }
-    }
-
-    pub(crate) fn partition(&self) -> i32 {
-        self.held.partition
     }
 
     /// Takes a wholly stored batch in (rule 7). Before `recover` its rows are left to it.
@@ -74,81 +100,98 @@ impl Partition {
         self.through = batch.batch_seq;
         if self.recovered && !batch.rows.is_empty() {
             self.aggregate.add_rows(&batch.rows);
-            self.oldest.get().get_or_insert_with(Instant::now);
+            self.oldest.get_or_insert_with(Instant::now);
         }
     }
 
     /// The rows beyond the horizons are in the aggregate now.
     pub(crate) fn recovered(&mut self, aggregate: Aggregate, generations: Generations) {
-        *self.oldest.get() = (!aggregate.is_empty()).then(Instant::now);
+        self.oldest = (!aggregate.is_empty()).then(Instant::now);
         self.aggregate = aggregate;
-        self.generations = generations;
+        self.generations = Arc::new(generations);
         self.recovered = true;
+    }
+
+    /// Sets a month apart for a flush; `None` if it has no rows.
+    pub(crate) fn freeze(&mut self, month: Month) -> Option<Share> {
+        if !self.aggregate.freeze(month, self.through) {
+            return None;
+        }
+        Some(Share {
+            partition: self.held.partition,
+            names: self.aggregate.names.texts(),
+            frozen: self.aggregate.frozen(month)?,
+            generations: Arc::clone(&self.generations),
+        })
     }
 
     /// The flush of a month is proved.
     pub(crate) fn rolled_up(&mut self, month: Month) {
         self.aggregate.rolled_up(month);
+        self.repeats = 0;
         if self.aggregate.is_empty() {
-            *self.oldest.get() = None;
-            self.repeats = 0;
+            self.oldest = None;
         }
     }
 
-    pub(crate) fn oldest(&self) -> Option<Instant> {
-        *self.oldest.get()
+    /// All that there was at `started` is rolled up.
+    pub(crate) fn flushed(&mut self, started: Instant) {
+        self.oldest = self.oldest.map(|oldest| oldest.max(started));
     }
 }
 
+/// Locks that are held until this is dropped.
 #[derive(Debug)]
-struct Slot {
-    partition: Arc<tokio::sync::Mutex<Partition>>,
-    oldest: Oldest,
+pub(crate) struct Locked {
+    pub(crate) slots: Vec<Arc<Slot>>,
+    _guards: Vec<OwnedMutexGuard<()>>,
 }
-
-pub(crate) type Guard = OwnedMutexGuard<Partition>;
 
 /// The partitions that a writer holds.
 #[derive(Debug, Default)]
 pub(crate) struct Partitions {
-    slots: Mutex<HashMap<i32, Slot>>,
+    slots: Mutex<HashMap<i32, Arc<Slot>>>,
 }
 
 impl Partitions {
-    fn slots(&self) -> MutexGuard<'_, HashMap<i32, Slot>> {
+    fn slots(&self) -> MutexGuard<'_, HashMap<i32, Arc<Slot>>> {
         self.slots.lock().expect("not poisoned")
     }
 
-    pub(crate) fn insert(&self, partition: Partition) {
-        let (number, oldest) = (partition.partition(), partition.oldest.clone());
-        let slot = Slot { partition: Arc::new(tokio::sync::Mutex::new(partition)), oldest };
-        self.slots().insert(number, slot);
+    pub(crate) fn insert(&self, slot: Slot) {
+        self.slots().insert(slot.partition, Arc::new(slot));
     }
 
     pub(crate) fn remove(&self, partition: i32) {
         self.slots().remove(&partition);
     }
 
-    /// Locks the given partitions; those that are not held are left out.
-    pub(crate) async fn lock(&self, partitions: impl IntoIterator<Item = i32>) -> Vec<Guard> {
+    /// The given partitions, ascending; those that are not held are left out.
+    pub(crate) fn get(&self, partitions: impl IntoIterator<Item = i32>) -> Vec<Arc<Slot>> {
         let ascending: BTreeSet<i32> = partitions.into_iter().collect();
-        let mutexes: Vec<_> = {
-            let slots = self.slots();
-            ascending
-                .iter()
-                .filter_map(|number| slots.get(number))
-                .map(|slot| Arc::clone(&slot.partition))
-                .collect()
-        };
-        let mut guards = Vec::with_capacity(mutexes.len());
-        for mutex in mutexes {
-            guards.push(mutex.lock_owned().await);
-        }
-        guards
+        let slots = self.slots();
+        ascending.iter().filter_map(|partition| slots.get(partition)).map(Arc::clone).collect()
     }
 
-    /// When the oldest row of each partition's aggregate came.
-    pub(crate) fn oldest(&self) -> Vec<(i32, Option<Instant>)> {
-        self.slots().iter().map(|(&number, slot)| (number, *slot.oldest.get())).collect()
+    pub(crate) fn all(&self) -> Vec<Arc<Slot>> {
+        self.slots().values().map(Arc::clone).collect()
     }
+}
+
+/// Takes the `writing` locks of slots that ascend.
+pub(crate) async fn lock_writing(slots: Vec<Arc<Slot>>) -> Locked {
+    let mut guards = Vec::with_capacity(slots.len());
+    for slot in &slots {
+        guards.push(slot.writing().await);
+    }
+    Locked { slots, _guards: guards }
+}
+
+/// Takes the `rolling` locks of slots that ascend.
+pub(crate) async fn lock_rolling(slots: Vec<Arc<Slot>>) -> Locked {
+    let mut guards = Vec::with_capacity(slots.len());
+    for slot in &slots {
+        guards.push(slot.rolling().await);
+    }
+    Locked { slots, _guards: guards }
 }

@@ -1,11 +1,12 @@
 //! Writes aggregates as rows of `usage_rollups`, together with the horizon that proves them (protocol 6.2).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use usage_schemas::Kind;
 use uuid::Uuid;
 
-use super::aggregate::{Frozen, Names, Totals};
+use super::aggregate::{Frozen, Totals};
 use super::fence::{Held, guard};
 use super::insert::{KIND, kind_number, statement};
 use super::months::Month;
@@ -36,12 +37,12 @@ const NO_TIME: i64 = -2_208_988_800_000_000;
 /// Current generations of re-rolled buckets; all others have generation 0 (rule 11).
 pub(crate) type Generations = HashMap<(Uuid, Box<str>, u32), u32>;
 
-/// A partition's share of a flush.
-pub(crate) struct Share<'a> {
+/// A partition's share of a flush, which is encoded without the partition's lock.
+pub(crate) struct Share {
     pub(crate) partition: i32,
-    pub(crate) names: &'a Names,
-    pub(crate) frozen: &'a Frozen,
-    pub(crate) generations: &'a Generations,
+    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) frozen: Arc<Frozen>,
+    pub(crate) generations: Arc<Generations>,
 }
 
 struct Row<'a> {
@@ -63,7 +64,7 @@ pub(crate) fn insert_statement(held: &[Held]) -> String {
 }
 
 /// Encodes the rows of one month as one block, with a horizon row for each partition.
-pub(crate) fn encode(month: Month, shares: &[Share<'_>]) -> Result<Body, StorageError> {
+pub(crate) fn encode(month: Month, shares: &[Share]) -> Result<Body, StorageError> {
     let mut rows = Vec::with_capacity(shares.iter().map(|share| share.frozen.groups.len() + 1).sum());
     for share in shares {
         rows.push(horizon_row(month, share));
@@ -110,7 +111,7 @@ pub(crate) fn encode(month: Month, shares: &[Share<'_>]) -> Result<Body, Storage
     w.finish()
 }
 
-fn horizon_row<'a>(month: Month, share: &Share<'a>) -> Row<'a> {
+fn horizon_row(month: Month, share: &Share) -> Row<'static> {
     Row {
         tenant: Uuid::nil(),
         metric: "",
@@ -124,10 +125,10 @@ fn horizon_row<'a>(month: Month, share: &Share<'a>) -> Row<'a> {
     }
 }
 
-fn group_rows<'a>(share: &Share<'a>) -> impl Iterator<Item = Row<'a>> {
-    let (partition, names, generations) = (share.partition, share.names, share.generations);
+fn group_rows(share: &Share) -> impl Iterator<Item = Row<'_>> {
+    let Share { partition, names, generations, .. } = share;
     share.frozen.groups.iter().map(move |(group, totals)| {
-        let metric = names.text(group.metric);
+        let metric = &*names[group.metric as usize];
         let generation = if generations.is_empty() {
             0
         } else {
@@ -136,10 +137,10 @@ fn group_rows<'a>(share: &Share<'a>) -> impl Iterator<Item = Row<'a>> {
         Row {
             tenant: group.tenant,
             metric,
-            source: names.text(group.source),
+            source: &names[group.source as usize],
             kind: group.kind,
             bucket: group.bucket,
-            partition,
+            partition: *partition,
             generation,
             totals: Some(totals),
             horizon: 0,

@@ -7,7 +7,7 @@ use super::client::Client;
 use super::fence::{Held, numbers};
 use super::insert;
 use super::months::Month;
-use super::partition::Guard;
+use super::partition::Slot;
 use super::rowbinary::RowReader;
 use super::writer::{ClickHouseWriter, group};
 use crate::{PlannedBatch, StorageError};
@@ -19,17 +19,19 @@ pub(crate) async fn settle(
     writer: &ClickHouseWriter,
     batches: &[Arc<PlannedBatch>],
 ) -> Result<(), StorageError> {
-    let (mut guards, batches) = writer.lock(batches).await?;
+    let (locked, batches) = writer.lock(batches).await?;
+    let slots = &locked.slots[..];
     for batch in &batches {
         insert::check(batch)?;
     }
-    for (guard, batch) in guards.iter_mut().zip(&batches) {
-        guard.batch_in_doubt = Some(batch.batch_seq);
-        guard.repeats += 1;
+    for (slot, batch) in slots.iter().zip(&batches) {
+        let mut state = slot.state();
+        state.batch_in_doubt = Some(batch.batch_seq);
+        state.repeats = state.repeats.saturating_add(1);
     }
     // A request that timed out may still lie in a socket buffer, seen by nobody: only a higher epoch shuts it out, and
     // only a look after that is final.
-    raise(writer, &mut guards.iter_mut().collect::<Vec<_>>()).await?;
+    let held = raise(writer, slots).await?;
     let found = look(&writer.client.clone().with_timeout(super::recover::RECOVERY_TIMEOUT), &batches).await?;
     let mut months = group(&batches);
     let mut accounted = 0;
@@ -56,26 +58,28 @@ pub(crate) async fn settle(
         )));
     }
     months.retain(|month| !month.pieces.is_empty());
-    tracing::info!(stored = accounted, missing = months.len(), partitions = ?guards.iter().map(|guard| guard.held).collect::<Vec<_>>(), "settling batches");
-    // Nothing was sent yet under the new epoch, but the batches stay in doubt: what was found stored is not folded yet.
-    writer.send(&guards, months, &mut true).await?;
-    guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch));
+    tracing::info!(stored = accounted, missing = months.len(), ?held, "settling batches");
+    // The batches stay in doubt whatever happens now: what was found stored is not folded yet.
+    writer.send(slots, months, &mut true).await?;
+    slots.iter().zip(&batches).for_each(|(slot, batch)| slot.state().stored(batch));
     Ok(())
 }
 
 /// Raises one's own epoch for the held partitions and ends what older ones still run. Fails if another owner came between.
-pub(crate) async fn raise(writer: &ClickHouseWriter, guards: &mut [&mut Guard]) -> Result<(), StorageError> {
-    let before: Vec<Held> = guards.iter().map(|guard| guard.held).collect();
+/// The caller has the `writing` locks.
+pub(crate) async fn raise(writer: &ClickHouseWriter, slots: &[Arc<Slot>]) -> Result<Vec<Held>, StorageError> {
+    let before: Vec<Held> = slots.iter().map(|slot| slot.held()).collect();
     let partitions: Vec<i32> = before.iter().map(|held| held.partition).collect();
     let after = writer.fences.raise(&partitions).await?;
     let lost = writer.fences.lost(&before).await?;
     if !lost.is_empty() {
         return Err(StorageError::Fenced { partitions: lost });
     }
-    for (guard, held) in guards.iter_mut().zip(&after) {
-        guard.held = *held;
+    for (slot, held) in slots.iter().zip(&after) {
+        slot.state().held = *held;
     }
-    writer.fences.end_older(&after).await
+    writer.fences.end_older(&after).await?;
+    Ok(after)
 }
 
 async fn look(client: &Client, batches: &[Arc<PlannedBatch>]) -> Result<Found, StorageError> {

@@ -11,7 +11,7 @@ use super::ClickHouseConfig;
 use super::client::{CallError, Client, Profile};
 use super::fence::{Fences, Held};
 use super::insert::{self, MonthOfBatches, Piece};
-use super::partition::{Guard, Partition, Partitions};
+use super::partition::{Locked, Partitions, Slot, lock_rolling, lock_writing};
 use super::{bisect, codes, flush, ids, recover, settle};
 use crate::{IdProbe, Opened, PlannedBatch, RefusedRow, StorageError, StoredId, Writer};
 
@@ -37,46 +37,44 @@ impl ClickHouseWriter {
     }
 
     /// The deadline doubles at each repeat: a block that takes the server longer than the first one would never be stored.
-    pub(crate) fn write_timeout(&self, guards: &[Guard]) -> Duration {
-        let repeats = guards.iter().map(|guard| guard.repeats).max().unwrap_or(0);
+    pub(crate) fn write_timeout(&self, slots: &[Arc<Slot>]) -> Duration {
+        let repeats = slots.iter().map(|slot| slot.state().repeats).max().unwrap_or(0);
         self.config.write_timeout.saturating_mul(1 << repeats.min(16)).min(LONGEST_WRITE)
     }
 
-    /// Locks the partitions of the batches, in the order of the partitions; sorts the batches alike.
+    /// Locks the partitions of the batches for writing; the batches come back in the order of the slots.
     pub(crate) async fn lock(
         &self,
         batches: &[Arc<PlannedBatch>],
-    ) -> Result<(Vec<Guard>, Vec<Arc<PlannedBatch>>), StorageError> {
+    ) -> Result<(Locked, Vec<Arc<PlannedBatch>>), StorageError> {
         let mut batches = batches.to_vec();
         batches.sort_by_key(|batch| batch.partition);
-        let guards = self.partitions.lock(batches.iter().map(|batch| batch.partition)).await;
-        let not_held: Vec<i32> = batches
-            .iter()
-            .map(|batch| batch.partition)
-            .filter(|&partition| !guards.iter().any(|guard| guard.partition() == partition))
-            .collect();
-        if !not_held.is_empty() {
-            return Err(StorageError::Fenced { partitions: not_held });
-        }
-        if guards.len() != batches.len() {
+        if batches.windows(2).any(|pair| pair[0].partition == pair[1].partition) {
             return Err(StorageError::Inconsistent("two batches of one partition in one call".into()));
         }
-        Ok((guards, batches))
+        let slots = self.partitions.get(batches.iter().map(|batch| batch.partition));
+        if slots.len() < batches.len() {
+            let held = |partition: i32| slots.iter().any(|slot| slot.partition == partition);
+            let partitions =
+                batches.iter().map(|batch| batch.partition).filter(|&partition| !held(partition));
+            return Err(StorageError::Fenced { partitions: partitions.collect() });
+        }
+        Ok((lock_writing(slots).await, batches))
     }
 
     /// Sends months one after another. `stored` becomes true once one of them is: then no error says any more that nothing
     /// happened.
     pub(crate) async fn send(
         &self,
-        guards: &[Guard],
+        slots: &[Arc<Slot>],
         months: Vec<MonthOfBatches>,
         stored: &mut bool,
     ) -> Result<(), StorageError> {
-        let timeout = self.write_timeout(guards);
+        let timeout = self.write_timeout(slots);
         for MonthOfBatches { month, pieces } in months {
-            let held: Vec<Held> = guards
+            let held: Vec<Held> = slots
                 .iter()
-                .map(|guard| guard.held)
+                .map(|slot| slot.held())
                 .filter(|held| pieces.iter().any(|piece| piece.batch.partition == held.partition))
                 .collect();
             let rows: usize = pieces.iter().map(|piece| piece.selection.len()).sum();
@@ -102,14 +100,13 @@ impl ClickHouseWriter {
         Ok(())
     }
 
-    /// Which of the partitions another owner has taken; all of them if that can't be found out.
+    /// What it means that the server's fence refused an insert: who was fenced, or that one's own epoch has moved meanwhile.
     pub(crate) async fn fenced(&self, held: &[Held]) -> StorageError {
-        let all = || held.iter().map(|held| held.partition).collect();
-        let partitions = match self.fences.lost(held).await {
-            Ok(lost) if !lost.is_empty() => lost,
-            Ok(_) | Err(_) => all(),
-        };
-        StorageError::Fenced { partitions }
+        match self.fences.lost(held).await {
+            Ok(partitions) if !partitions.is_empty() => StorageError::Fenced { partitions },
+            Ok(_) => StorageError::Unknown("one's own epoch was raised".into()),
+            Err(_) => StorageError::Fenced { partitions: held.iter().map(|held| held.partition).collect() },
+        }
     }
 }
 
@@ -156,35 +153,35 @@ impl Writer for ClickHouseWriter {
         let client = self.client.clone().with_timeout(recover::RECOVERY_TIMEOUT);
         let last_batch_seq = recover::last_batch_seq(&client, partition).await?;
         let epoch = held[0].epoch;
-        self.partitions.insert(Partition::new(held[0], last_batch_seq));
+        self.partitions.insert(Slot::new(held[0], last_batch_seq));
         tracing::info!(partition, epoch, last_batch_seq, "partition is fenced");
         Ok(Opened { epoch, last_batch_seq })
     }
 
     async fn write(&self, batches: &[Arc<PlannedBatch>]) -> Result<(), StorageError> {
-        let (mut guards, batches) = self.lock(batches).await?;
-        for (guard, batch) in guards.iter().zip(&batches) {
-            if let Some(in_doubt) = guard.batch_in_doubt {
+        let (locked, batches) = self.lock(batches).await?;
+        let pairs = || locked.slots.iter().zip(&batches);
+        for (slot, batch) in pairs() {
+            let state = slot.state();
+            if let Some(in_doubt) = state.batch_in_doubt {
                 return Err(StorageError::Unknown(format!("batch {in_doubt} must be settled first").into()));
             }
-            if batch.batch_seq <= guard.through {
+            if batch.batch_seq <= state.through {
                 return Err(StorageError::Inconsistent(format!(
                     "batch {} of partition {} comes after batch {}",
-                    batch.batch_seq, batch.partition, guard.through
+                    batch.batch_seq, batch.partition, state.through
                 )));
             }
             insert::check(batch)?;
         }
-        for (guard, batch) in guards.iter_mut().zip(&batches) {
-            guard.batch_in_doubt = Some(batch.batch_seq);
-        }
+        pairs().for_each(|(slot, batch)| slot.state().batch_in_doubt = Some(batch.batch_seq));
         let mut stored = false;
-        let result = self.send(&guards, group(&batches), &mut stored).await;
+        let result = self.send(&locked.slots, group(&batches), &mut stored).await;
         match &result {
-            Ok(()) => guards.iter_mut().zip(&batches).for_each(|(guard, batch)| guard.stored(batch)),
+            Ok(()) => pairs().for_each(|(slot, batch)| slot.state().stored(batch)),
             // Nothing is stored and nothing is under way: the same batches may be written again, or split.
             Err(StorageError::Unavailable(_) | StorageError::Final { .. }) if !stored => {
-                guards.iter_mut().for_each(|guard| guard.batch_in_doubt = None);
+                pairs().for_each(|(slot, _)| slot.state().batch_in_doubt = None);
             }
             Err(_) => {}
         }
@@ -201,11 +198,13 @@ impl Writer for ClickHouseWriter {
     }
 
     async fn recover(&self, partition: i32) -> Result<(), StorageError> {
-        let mut guards = self.partitions.lock([partition]).await;
-        let Some(guard) = guards.first_mut() else {
+        let slots = self.partitions.get([partition]);
+        let Some(slot) = slots.first().map(Arc::clone) else {
             return Err(StorageError::Fenced { partitions: vec![partition] });
         };
-        flush::recover(self, guard).await
+        let _rolling = lock_rolling(slots.clone()).await;
+        let _writing = lock_writing(slots).await;
+        flush::recover(self, &slot).await
     }
 
     async fn ids(
@@ -222,25 +221,29 @@ impl Writer for ClickHouseWriter {
     }
 
     async fn tick(&self, partitions: &[i32]) -> Result<(), StorageError> {
-        let mut guards = self.partitions.lock(partitions.iter().copied()).await;
-        if !guards.iter().any(|guard| flush::is_due(guard, &self.config, 1)) {
+        let mut slots = self.partitions.get(partitions.iter().copied());
+        if !slots.iter().any(|slot| flush::is_due(&slot.state(), &self.config, 1)) {
             return Ok(());
         }
         // Those that will be due soon come along: one part less.
-        guards.retain(|guard| flush::is_due(guard, &self.config, 2));
-        flush::flush(self, &mut guards).await
+        slots.retain(|slot| flush::is_due(&slot.state(), &self.config, 2));
+        flush::flush(self, &lock_rolling(slots).await).await
     }
 
     async fn close(&self, partition: i32, flush: bool) -> Result<(), StorageError> {
-        let mut guards = self.partitions.lock([partition]).await;
+        let rolling = lock_rolling(self.partitions.get([partition])).await;
+        let writing = lock_writing(rolling.slots.clone()).await;
         self.partitions.remove(partition);
-        guards.retain(|guard| flush && guard.recovered && !guard.aggregate.is_empty());
-        flush::flush(self, &mut guards).await
+        if !flush || rolling.slots.iter().any(|slot| !slot.state().recovered) {
+            return Ok(());
+        }
+        drop(writing);
+        flush::flush(self, &rolling).await
     }
 
     fn horizon_age_seconds(&self) -> Vec<(i32, u64)> {
-        let age = |oldest: Option<Instant>| oldest.map_or(0, |oldest| oldest.elapsed().as_secs());
-        self.partitions.oldest().into_iter().map(|(partition, oldest)| (partition, age(oldest))).collect()
+        let age = |slot: &Arc<Slot>| slot.state().oldest.map_or(0, |oldest| oldest.elapsed().as_secs());
+        self.partitions.all().iter().map(|slot| (slot.partition, age(slot))).collect()
     }
 }
 
@@ -271,12 +274,12 @@ mod tests {
         let writer = ClickHouseWriter::new(&ClickHouseConfig::new("http://127.0.0.1:1", "x"));
         let mut seconds = Vec::new();
         for repeats in [0, 1, 2, 4, 5, 63, u32::MAX] {
-            let mut partition = Partition::new(Held { partition: 1, epoch: 1 }, 0);
-            partition.repeats = repeats;
-            writer.partitions.insert(partition);
-            let guards = writer.partitions.lock([1, 2]).await;
-            assert_eq!(guards.len(), 1, "the one that is held");
-            seconds.push(writer.write_timeout(&guards).as_secs());
+            let slot = Slot::new(Held { partition: 1, epoch: 1 }, 0);
+            slot.state().repeats = repeats;
+            writer.partitions.insert(slot);
+            let slots = writer.partitions.get([1, 2]);
+            assert_eq!(slots.len(), 1, "the one that is held");
+            seconds.push(writer.write_timeout(&slots).as_secs());
         }
         assert_eq!(seconds, [30, 60, 120, 480, 600, 600, 600]);
     }

@@ -44,6 +44,12 @@ async fn a_late_request_is_never_stored_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hanging_write_does_not_stop_flushes() {
+    let (server, database) = OwnServer::start();
+    late::a_hanging_write_does_not_stop_flushes(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_calls_are_in_doubt() {
     let (server, database) = OwnServer::start();
     late::dropped_calls_are_in_doubt(&database, &server).await;

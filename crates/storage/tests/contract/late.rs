@@ -7,7 +7,7 @@ use super::batches::Maker;
 use super::fences::settled_exactly_once;
 use super::oracle::Oracle;
 use super::proxy::{Freeze, Proxy};
-use super::worker::{again, settle, take};
+use super::worker::{again, settle, store, take};
 use super::{Bench, Server};
 use usage_storage::StorageError;
 
@@ -118,4 +118,39 @@ pub async fn dropped_calls_are_in_doubt(bench: &dyn Bench, server: &dyn Server) 
         again(|| writer.tick(&[2])).await;
         settled_exactly_once(bench, &oracle, &makers).await;
     }
+}
+
+/// A write that hangs does not keep its own or other partitions from being rolled up, nor the other way round.
+pub async fn a_hanging_write_does_not_stop_flushes(bench: &dyn Bench, server: &dyn Server) {
+    let storage = bench.storage();
+    storage.migrate().await.unwrap();
+    let mut proxy = Proxy::start(server.address()).await;
+    let writer = bench.impatient(Duration::from_secs(60), Some(proxy.address)).writer();
+    let oracle = Oracle::default();
+    let mut makers: Vec<Maker> = [0, 1].map(|partition| Maker::new(101, partition, 2)).into();
+    take(&*writer, &[0, 1]).await;
+    let first: Vec<_> = makers.iter_mut().map(|maker| maker.batch(100)).collect();
+    store(&*writer, &oracle, &first).await.unwrap();
+    let large = makers[1].batch_of_a_month(20_000);
+    oracle.begin(&large);
+    // Far more than a flush of two small batches, and less than the large batch.
+    proxy.set(Freeze::Requests(500_000));
+    let writing = {
+        let (writer, large) = (Arc::clone(&writer), Arc::clone(&large));
+        tokio::spawn(async move { writer.write(&[large]).await })
+    };
+    proxy.frozen().await;
+    writer.tick(&[0, 1]).await.unwrap();
+    assert!(bench.rollup_keys().await > 0, "both first batches are rolled up");
+    assert!(!writing.is_finished());
+    let second = makers[0].batch(100);
+    store(&*writer, &oracle, &[second]).await.unwrap();
+    proxy.set(Freeze::Never);
+    if writing.await.unwrap().is_err() {
+        settle(&*writer, std::slice::from_ref(&large)).await.unwrap();
+    }
+    oracle.acknowledge(&large);
+    settled_exactly_once(bench, &oracle, &makers).await;
+    writer.tick(&[0, 1]).await.unwrap();
+    settled_exactly_once(bench, &oracle, &makers).await;
 }
