@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use rdkafka::mocking::MockCluster;
 use usage_devstack::{Kafka, Postgres};
 use usage_producer::outbox;
+use usage_schemas::partition::partition_of;
 use usage_service::config::KafkaConfig;
 use uuid::Uuid;
 
@@ -56,6 +58,72 @@ async fn a_missing_topic_is_waited_for() {
     assert_eq!(topic.keys().await, ["k"]);
     until("it says so", async || relay.status.borrow().kafka.is_none().then_some(())).await;
     relay.stop().await;
+}
+
+/// One partition of the topic has no leader. Its rows, many more than a poll takes, lie in front of the others of the same outbox
+/// partition; those go on, late ones too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_without_a_leader_holds_up_nobody_else() {
+    let source = Source::new().await;
+    let cluster = MockCluster::new(1).unwrap();
+    let topic = Topic::named(2).on(&cluster.bootstrap_servers());
+    cluster.create_topic(&topic.name, 2, 1).unwrap();
+    cluster.partition_leader(&topic.name, 0, None).unwrap();
+    let part: i16 = sqlx::query_scalar("SELECT usage_outbox_part($1)")
+        .bind(Uuid::from_u128(1))
+        .fetch_one(&source.pool)
+        .await
+        .unwrap();
+    let mut tenants: Vec<Option<Uuid>> = vec![None, None];
+    for number in 1_u128.. {
+        let tenant = Uuid::from_u128(number);
+        let found: i16 = sqlx::query_scalar("SELECT usage_outbox_part($1)")
+            .bind(tenant)
+            .fetch_one(&source.pool)
+            .await
+            .unwrap();
+        let partition = usize::try_from(partition_of(tenant, 2)).unwrap();
+        if found == part && tenants[partition].is_none() {
+            tenants[partition] = Some(tenant);
+        }
+        if tenants.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    let [Some(stuck), Some(free)] = tenants[..] else { panic!("two tenants") };
+    let mut late = source.pool.begin().await.unwrap();
+    sqlx::query("SELECT usage_emit($1, 'm', 1, 'late')").bind(free).execute(&mut *late).await.unwrap();
+    sqlx::query("SELECT usage_emit($1, 'm', 1, 'stuck' || n) FROM generate_series(1, 1000) AS n")
+        .bind(stuck)
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    let mut config = config(&source, &topic);
+    config.kafka = KafkaConfig {
+        records_topic: topic.name.clone(),
+        ..KafkaConfig::plaintext(cluster.bootstrap_servers())
+    };
+    config.relay.batch_rows = 50;
+    config.relay.message_timeout = Duration::from_secs(2);
+    let relay = Running::start(config);
+    for number in 0..20 {
+        source.emit(free, &format!("free{number}")).await;
+    }
+    let left = async |count: i64| (source.count("usage_outbox").await == count).then_some(());
+    until("the others are delivered", async || left(1_000).await).await;
+    late.commit().await.unwrap();
+    until("the late one is delivered", async || left(1_000).await).await;
+    source.emit(free, "last").await;
+    until("the last one is delivered", async || left(1_000).await).await;
+    until("it says so", async || relay.status.borrow().kafka.clone()).await;
+
+    cluster.partition_leader(&topic.name, 0, Some(1)).unwrap();
+    source.emptied().await;
+    relay.stop().await;
+    let mut keys = topic.keys().await;
+    keys.dedup();
+    assert_eq!(keys.len(), 1_022);
+    assert_eq!(source.count("usage_outbox_dead_letters").await, 0);
 }
 
 /// Problem 52: a broker that is down costs no row; a relay that stops meanwhile stops in time.
