@@ -11,7 +11,7 @@ use super::{
     model,
     samples::{
         BUCKET, DAY, DAYS, HOUR, MINUTE, Pools, START, Sample, generator, partition_counts, random_samples,
-        random_time,
+        random_time, record, sample,
     },
 };
 use crate::{
@@ -318,6 +318,34 @@ async fn thousands_of_windows_are_one_question() {
     let expected = model::aggregate(&samples, &query);
     for rollups in [false, true] {
         assert_eq!(database.reader(rollups).aggregate(&query).await.unwrap(), expected);
+    }
+    database.drop().await;
+}
+
+/// Records on each side of every boundary, pages that are asked for in many stretches.
+#[tokio::test]
+async fn stretches_end_where_windows_end() {
+    let database = Database::create().await;
+    let mut samples = Vec::new();
+    for hour in 0..100 {
+        for micros in [-1, 0, 1] {
+            let index = samples.len() as i64;
+            samples.push(sample(record(TENANTS[0], START + (hour + 1) * HOUR + micros, 1), index, 1));
+        }
+    }
+    database.insert(&samples).await;
+    let mut reader = database.reader(false);
+    reader.sizes = Sizes { stretch_rows: 3, ..reader.sizes };
+    let from = START + 7;
+    let starts: Vec<i64> = (0..200).map(|hour| START + hour * HOUR).collect();
+    let days: Vec<i64> = (0..9).map(|day| START - HOUR + day * 23 * HOUR).collect();
+    for windows in [Windows::Starts(starts), Windows::Within { days, width: HOUR }] {
+        let query = AggregateQuery { from, windows, ..everything() };
+        let expected = model::aggregate(&samples, &query);
+        assert!(expected.len() > 100);
+        for limit in [5, 50, 10_000] {
+            assert_eq!(pages(&reader, &query, &BTreeSet::new(), limit).await, expected);
+        }
     }
     database.drop().await;
 }
