@@ -66,6 +66,11 @@ pub const CLICKHOUSE: &[Setting] = &[
         .default("10s"),
     Setting::integer("clickhouse.flush_rows", "A partition's aggregate is rolled up once it has this many groups.")
         .default("20000"),
+    Setting::integer(
+        "clickhouse.rebuild_rows",
+        "Records beyond a month's horizon above which a new owner lets the server roll the month up, instead of doing it in memory.",
+    )
+    .default("200000"),
 ];
 
 /// `[control_database]`; read into [`DatabaseConfig`].

@@ -31,12 +31,14 @@ pub(crate) async fn stream(
     partition_count: i32,
     sink: &mut (dyn for<'a> FnMut(&'a [Uuid]) + Send),
 ) -> Result<(), StorageError> {
-    // The tenants first: with them the ids are read by the sort key, not by a hash of every row.
+    // The tenants first: with them the ids are read by the sort key. The server must not push the condition below DISTINCT,
+    // where it would hash the tenant of every row (five times the CPU).
     let sql = format!(
-        "SELECT record_id FROM usage_records WHERE tenant_id IN (SELECT DISTINCT tenant_id FROM usage_records \
-         WHERE {} = {partition})",
+        "SELECT record_id FROM usage_records WHERE tenant_id IN (\
+         SELECT tenant_id FROM (SELECT DISTINCT tenant_id FROM usage_records) WHERE {} = {partition})",
         partition_expression(partition_count)
     );
+    let client = client.clone().with_setting("query_plan_filter_push_down", "0");
     let mut cursor = client.stream(&sql)?;
     let mut ids = Vec::new();
     // Chunks end anywhere, also within an id.
