@@ -41,6 +41,8 @@ pub const SETTINGS: &[Setting] = settings![
             "Silence after which Kafka gives a worker's partitions away."
         )
         .default("10s"),
+        Setting::duration("consumer.retry_max", "Greatest wait between attempts while a dependency is away.")
+            .default("10s"),
         Setting::duration(
             "consumer.registry_refresh",
             "Age at which usage types and source keys are read again."
@@ -79,6 +81,8 @@ pub struct ConsumerConfig {
     pub fetch_ahead: usize,
     #[serde(with = "humantime_serde")]
     pub session_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub retry_max: Duration,
     #[serde(with = "humantime_serde")]
     pub registry_refresh: Duration,
     pub metadata_bytes: usize,

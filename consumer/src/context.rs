@@ -71,8 +71,24 @@ pub fn unassign<C: ConsumerContext>(consumer: &BaseConsumer<C>, list: &TopicPart
     }
 }
 
+/// Starts fetching a held partition at `offset`, whatever state its fetcher is in: one that met an offset that the log does not
+/// have takes no seek any more. A pause stays. Never while a revocation waits for its answer: this would be taken for it.
+pub fn restart_at<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    topic: &str,
+    partition: i32,
+    offset: i64,
+) -> Result<(), KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(1);
+    list.add_partition_offset(topic, partition, Offset::Offset(offset))?;
+    consumer.incremental_unassign(&list)?;
+    consumer.incremental_assign(&list)
+}
+
 fn assign(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> Result<(), KafkaError> {
-    // Paused from the start, so this offset is not fetched; the takeover finds the right one and seeks to it.
+    // No offset is right before the takeover has found it. One that is asked of the broker (beginning, end) can arrive after the
+    // takeover's seek and undo it, so it is a number. If the log does not have it and the fetcher is faster than the pause, the
+    // fetcher gives up, and `restart_at` helps.
     let mut paused = TopicPartitionList::with_capacity(list.count());
     for element in list.elements() {
         paused.add_partition_offset(element.topic(), element.partition(), Offset::Offset(0))?;
@@ -134,8 +150,11 @@ impl ClientContext for PlainContext {
 }
 
 fn log_error(error: &KafkaError, reason: &str) {
-    // The end of a partition is reported as an error.
-    if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
-        tracing::warn!(error = %error, reason, "kafka client");
+    match error.rdkafka_error_code() {
+        // The end of a partition is reported as an error.
+        Some(RDKafkaErrorCode::PartitionEOF) => {}
+        // The worker finds out whether it means anything: see `assign` above.
+        Some(RDKafkaErrorCode::AutoOffsetReset) => tracing::debug!(error = %error, reason, "kafka client"),
+        _ => tracing::warn!(error = %error, reason, "kafka client"),
     }
 }

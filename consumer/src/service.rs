@@ -80,6 +80,7 @@ pub async fn run(
 
     let runtime = Handle::current();
     let bounds = config.consumer.bounds();
+    let retry_max = config.consumer.retry_max;
     let (ended, end) = oneshot::channel();
     let stop = shutdown.clone();
     let own = move || {
@@ -87,7 +88,8 @@ pub async fn run(
         let owner = link.owner();
         let waker = owner.clone();
         member.set_nonempty_callback(move || waker.unpark());
-        let services = Services::new(storage.writer(), control, sender, reader, link, checked.metadata_limit);
+        let services =
+            Services::new(storage.writer(), control, sender, reader, link, checked.metadata_limit, retry_max);
         let services = Arc::new(services);
         wake_on(&runtime, &stop, owner);
         let Some(registry) = runtime.block_on(first_registry(&services, &stop)) else { return Ok(()) };

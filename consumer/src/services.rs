@@ -19,8 +19,8 @@ use crate::link::Link;
 use crate::side_reader::SideReader;
 use crate::ticket::Ticket;
 
-/// First and greatest wait between attempts at something that may pass.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// First wait between attempts at something that may pass.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// How many partitions load their ids at once: each holds some of them in memory twice.
 const LOADS: usize = 2;
 
@@ -35,6 +35,8 @@ pub struct Services {
     pub loads: Semaphore,
     /// Greatest length of a commit's metadata.
     pub metadata_limit: usize,
+    /// Greatest wait between attempts at something that may pass.
+    pub retry_max: Duration,
 }
 
 impl Services {
@@ -45,6 +47,7 @@ impl Services {
         reader: SideReader,
         link: Link,
         metadata_limit: usize,
+        retry_max: Duration,
     ) -> Self {
         Self {
             writer,
@@ -55,7 +58,13 @@ impl Services {
             decoder: Decoder::new(),
             loads: Semaphore::new(LOADS),
             metadata_limit,
+            retry_max,
         }
+    }
+
+    /// Attempts at something for the partition of a ticket.
+    pub fn attempts<'a>(&self, operation: &'static str, ticket: &'a Ticket) -> Attempts<'a> {
+        Attempts { operation, ticket, backoff: Backoff::new(FIRST_WAIT.min(self.retry_max), self.retry_max) }
     }
 
     /// Usage types and source keys, from the primary.
@@ -83,11 +92,7 @@ pub struct Attempts<'a> {
     backoff: Backoff,
 }
 
-impl<'a> Attempts<'a> {
-    pub fn new(operation: &'static str, ticket: &'a Ticket) -> Self {
-        Self { operation, ticket, backoff: Backoff::new(BACKOFF.0, BACKOFF.1) }
-    }
-
+impl Attempts<'_> {
     /// An attempt failed in a way that may pass: waits. False if the ticket was revoked.
     pub async fn failed(&mut self, error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
         let wait = self.backoff.next();

@@ -19,7 +19,7 @@ use crate::dead_letter::{Action, Outgoing};
 use crate::link::{Event, Fate};
 use crate::message::OwnedMessage;
 use crate::plan::Plan;
-use crate::services::{Attempts, Services};
+use crate::services::Services;
 use crate::side_reader::{SideReadError, SideReader};
 use crate::takeover::refuse_rows;
 use crate::telemetry;
@@ -266,7 +266,7 @@ impl Single<'_> {
 
     async fn run(&mut self, mut stage: Stage) -> Fate {
         let ticket = self.shipment.ticket.clone();
-        let mut attempts = Attempts::new("ship", &ticket);
+        let mut attempts = self.services.attempts("ship", &ticket);
         loop {
             match self.step(stage).await {
                 Ok(Some(next)) => {

@@ -20,7 +20,7 @@ use crate::judge::Place;
 use crate::link::Event;
 use crate::plan::Plan;
 use crate::rebuild::{RebuildError, Rebuilt, rebuild};
-use crate::services::{Attempts, Services};
+use crate::services::Services;
 use crate::ship::refused_letters;
 use crate::side_reader::SideReadError;
 use crate::ticket::Ticket;
@@ -92,7 +92,7 @@ async fn run(services: &Services, ticket: &Ticket, after: Option<JoinHandle<()>>
         let _ = after.await;
     }
     let mut takeover = Takeover { services, ticket, planned: None };
-    let mut attempts = Attempts::new("takeover", ticket);
+    let mut attempts = services.attempts("takeover", ticket);
     loop {
         // After a write with an unknown outcome nothing more is sent before the group has confirmed the owner.
         if let Some(item) = &takeover.planned

@@ -25,7 +25,7 @@ use usage_service::{clock, metric_names};
 use crate::batch::Limits;
 use crate::budget::{Budget, Charge};
 use crate::commit::{Commits, MemberCommitter};
-use crate::context::{Context, Rebalance};
+use crate::context::{Context, Rebalance, restart_at};
 use crate::judge::Judge;
 use crate::link::Event;
 use crate::message::{Envelope, OwnedMessage};
@@ -42,6 +42,8 @@ pub use release::RELEASE_WITHIN;
 const BURST: usize = 2_000;
 /// How long the thread sleeps when nothing happens; whatever happens wakes it.
 const NAP: Duration = Duration::from_millis(50);
+/// Seeks that may fail before the partition's fetcher is started anew.
+const SEEK_TRIES: u32 = 3;
 const TICK: Duration = Duration::from_secs(1);
 
 /// How a worker works.
@@ -378,25 +380,35 @@ impl Worker {
         if list.count() == 0 {
             return;
         }
-        match consumer.seek_partitions(list, Duration::from_secs(5)) {
-            Ok(list) => {
-                for element in list.elements() {
-                    match element.error() {
-                        Ok(()) => {
-                            if let Some(running) =
-                                self.held.get_mut(&element.partition()).and_then(Held::running_mut)
-                            {
-                                running.seek = None;
-                            }
-                        }
-                        // Right after an assignment the partition may not be started yet; the next turn tries again.
-                        Err(error) => {
-                            tracing::debug!(error = %error, partition = element.partition(), "seek failed");
-                        }
-                    }
+        let list = match consumer.seek_partitions(list, Duration::from_secs(5)) {
+            Ok(list) => list,
+            Err(error) => {
+                tracing::warn!(error = %error, "seek failed");
+                return;
+            }
+        };
+        for element in list.elements() {
+            let Some(held) = self.held.get_mut(&element.partition()) else { continue };
+            let Some(running) = held.running_mut() else { continue };
+            let Err(error) = element.error() else {
+                running.seek = None;
+                running.seek_failures = 0;
+                continue;
+            };
+            // Right after an assignment the partition may not be started yet; the next turn tries again.
+            running.seek_failures += 1;
+            let restart = running.seek_failures >= SEEK_TRIES && self.release.is_none();
+            let Some(offset) = running.seek.filter(|_| restart) else { continue };
+            tracing::debug!(error = %error, partition = element.partition(), offset, "seek failed: fetching anew");
+            match restart_at(consumer, &self.settings.topic, element.partition(), offset) {
+                Ok(()) => {
+                    running.seek = None;
+                    running.seek_failures = 0;
+                }
+                Err(error) => {
+                    tracing::warn!(error = %error, partition = element.partition(), "can't fetch anew")
                 }
             }
-            Err(error) => tracing::warn!(error = %error, "seek failed"),
         }
     }
 }

@@ -62,10 +62,7 @@ async fn clickhouse_is_away_for_a_while() {
     // A frozen server answers nothing: whether a write was stored is not known until it is looked for.
     clickhouse.pause();
     pipeline.send(&load(&pipeline, &tenants, 400, 100)).await;
-    eventually("the worker has tried", || async {
-        std::fs::read_to_string(&worker.log).unwrap().contains("cared for alone")
-    })
-    .await;
+    eventually("the worker has tried", || async { worker.log_contains("cared for alone") }).await;
     clickhouse.resume();
     assert_exact(&pipeline, &tenants, 500).await;
     worker.stop().await;

@@ -13,7 +13,7 @@ use super::{TICK, Worker};
 use crate::commit::CommitOutcome;
 use crate::ledger::{Ledger, Question, Rewind};
 use crate::link::{Event, Fate};
-use crate::services::{Attempts, Services};
+use crate::services::Services;
 use crate::ship::{Shipment, ship};
 use crate::takeover::{Taken, load_filter};
 use crate::telemetry::count;
@@ -366,7 +366,7 @@ impl Worker {
 
 /// Asks storage and the registry what a closed batch wants to know.
 async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
-    let mut attempts = Attempts::new("lookup", &ticket);
+    let mut attempts = services.attempts("lookup", &ticket);
     let registry = if question.registry {
         let Some(registry) = attempts.until_ok(|| services.registry()).await else { return };
         Some(Arc::new(registry))
@@ -390,7 +390,7 @@ async fn refresh(services: Arc<Services>) {
 }
 
 async fn reload_filter(services: Arc<Services>, ticket: Ticket, load: u64, partition_count: i32) {
-    let mut attempts = Attempts::new("filter", &ticket);
+    let mut attempts = services.attempts("filter", &ticket);
     let again = || load_filter(&services, ticket.partition, partition_count);
     if let Some(filter) = attempts.until_ok(again).await {
         services.link.report(Event::FilterLoaded { ticket: ticket.clone(), load, filter: Box::new(filter) });

@@ -15,7 +15,7 @@ use crate::ticket::Ticket;
 pub struct Held {
     pub ticket: Ticket,
     pub since: Instant,
-    /// As librdkafka has it; partitions are paused in the callback that assigns them.
+    /// As librdkafka has it; partitions are paused in the callback that assigns them, and a pause outlives an assignment.
     pub paused: bool,
     pub state: State,
 }
@@ -49,8 +49,9 @@ pub struct Running {
     pub idle_since: Option<Instant>,
     /// The commit that says that nothing is in hand, while it runs.
     pub marking: Option<oneshot::Receiver<Vec<CommitOutcome>>>,
-    /// Position to be set before anything is taken in.
+    /// Position to be set before anything is taken in, and how often that failed.
     pub seek: Option<i64>,
+    pub seek_failures: u32,
     /// While the filter is loaded anew: the load's number, and the ids that became durable since.
     pub loading: Option<(u64, Vec<Uuid>)>,
     pub drain: Option<Drain>,
@@ -67,6 +68,7 @@ impl Running {
             idle_since: None,
             marking: None,
             seek,
+            seek_failures: 0,
             loading: None,
             drain: None,
         }

@@ -179,9 +179,14 @@ impl Pipeline {
 
     /// Starts a worker in this process.
     pub fn worker(&self, more: &[&str]) -> Worker {
+        let config = self.config(more).clickhouse;
+        self.worker_on(Arc::new(ClickHouseStorage::connect(config)), more)
+    }
+
+    /// On a storage of the test's own.
+    pub fn worker_on(&self, storage: Arc<dyn Storage>, more: &[&str]) -> Worker {
         let shutdown = CancellationToken::new();
         let health = Health::new(Telemetry::detached());
-        let storage: Arc<dyn Storage> = Arc::new(ClickHouseStorage::connect(self.clickhouse.clone()));
         let task = tokio::spawn(service::run(self.config(more), storage, health.clone(), shutdown.clone()));
         Worker { shutdown, task, health }
     }
@@ -318,6 +323,16 @@ impl Pipeline {
 
     pub fn control_url(&self) -> SecretString {
         SecretString::from(self.database.url().to_string())
+    }
+
+    /// Deletes the log's beginning, as retention does.
+    pub async fn delete_before(&self, partition: i32, offset: i64) {
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("an admin client");
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(&self.topic, partition, Offset::Offset(offset)).expect("an offset");
+        let deleted = admin.delete_records(&list, &AdminOptions::new()).await.expect("kafka answers");
+        assert!(deleted.elements().iter().all(|element| element.error().is_ok()));
     }
 
     /// Drops the databases; topics end with the stack.

@@ -50,6 +50,10 @@ impl Process {
         format!("{peak}, {} ms of processor time", ticks * 10)
     }
 
+    pub fn log_contains(&self, text: &str) -> bool {
+        std::fs::read_to_string(&self.log).expect("the log is there").contains(text)
+    }
+
     pub fn pause(&self) {
         self.signal(nix::sys::signal::Signal::SIGSTOP);
     }
