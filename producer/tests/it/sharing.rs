@@ -120,11 +120,9 @@ async fn a_killed_relay_is_replaced_after_its_lease() {
     load.await.unwrap();
     source.emptied().await;
     assert_eq!(held_by(&source, "heir").await, 4);
-    let mut keys = topic.keys().await;
-    let sent = keys.len();
-    keys.dedup();
-    assert_eq!(keys.len(), 400);
-    assert!(sent - keys.len() <= 200, "only what was on its way was sent twice: {sent}");
+    assert_eq!(topic.keys().await.len(), 400);
+    let sent = topic.read().await.len();
+    assert!(sent <= 600, "only what was on its way was sent twice: {sent}");
 
     assert!(heir.terminate().success(), "SIGTERM ends it in order");
     assert_eq!(held_by(&source, "heir").await, 0);
@@ -158,8 +156,7 @@ async fn a_frozen_relay_that_wakes_up_does_no_harm() {
     .await;
     source.emptied().await;
     assert!(zombie.terminate().success() && other.terminate().success());
-    let mut keys = topic.keys().await;
-    keys.dedup();
+    let keys = topic.keys().await;
     assert_eq!(keys.len(), 400);
 }
 

@@ -176,11 +176,12 @@ impl Topic {
         tokio::task::spawn_blocking(move || read(&brokers, &name, partitions)).await.unwrap()
     }
 
-    /// The idempotency keys that are in the topic, sorted.
+    /// The idempotency keys that are in the topic, sorted; a repetition, which a slow broker may cause, counts once.
     pub async fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> =
             self.read().await.into_iter().filter_map(|received| received.record.idempotency_key).collect();
         keys.sort();
+        keys.dedup();
         keys
     }
 }
