@@ -28,7 +28,10 @@ pub fn test() -> Result<()> {
     timed("lints", &mut || {
         run::run(run::cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])?)
     })?;
-    timed("programs", &mut || run::run(run::cargo(&["build", "--workspace", "--bins"])?))?;
+    timed("programs", &mut || {
+        run::run(run::cargo(&["build", "--workspace", "--bins"])?)?;
+        run::run(run::cargo(&["test", "--workspace", "--no-run"])?)
+    })?;
     let result = timed("tests", &mut || with_private_servers(|env| tests(env, &mut totals)));
     for (name, time) in &times {
         println!("{name:>12}: {:>6} s", time.as_secs());
