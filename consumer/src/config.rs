@@ -25,17 +25,17 @@ pub const SETTINGS: &[Setting] = settings![
     &[
         Setting::text("consumer.group", "Consumer group of all workers.").default("usage-consumer"),
         Setting::integer("consumer.batch_rows", "Messages of one partition at which its batch ends.")
-            .default("20000"),
+            .default("10000"),
         Setting::size("consumer.batch_bytes", "Bytes of one partition's messages at which its batch ends.")
-            .default("16MiB"),
+            .default("8MiB"),
         Setting::duration("consumer.batch_age", "Age at which a batch ends, however small it is.")
             .default("200ms"),
         Setting::integer("consumer.budget_records", "Messages in hand at which intake rests.")
-            .default("200000"),
+            .default("120000"),
         Setting::size("consumer.budget_bytes", "Bytes of messages in hand at which intake rests.")
-            .default("96MiB"),
+            .default("64MiB"),
         Setting::size("consumer.fetch_ahead", "Bytes that are fetched from Kafka ahead of their turn.")
-            .default("16MiB"),
+            .default("8MiB"),
         Setting::duration(
             "consumer.session_timeout",
             "Silence after which Kafka gives a worker's partitions away."

@@ -18,7 +18,7 @@ use crate::commit::{CommitItem, CommitOutcome};
 use crate::dead_letter::{Action, Outgoing};
 use crate::link::{Event, Fate};
 use crate::message::OwnedMessage;
-use crate::plan::Plan;
+use crate::plan::{NotKept, Plan};
 use crate::services::Services;
 use crate::side_reader::{SideReadError, SideReader};
 use crate::takeover::refuse_rows;
@@ -60,6 +60,13 @@ impl Shipment {
             first = self.plan.first,
             last = self.plan.last,
             rows = self.decided.batch.rows.len(),
+            dedup = self
+                .decided
+                .tally
+                .iter()
+                .filter(|((_, why), _)| *why == NotKept::Duplicate)
+                .map(|(_, n)| n)
+                .sum::<u64>(),
             latency_ms = u64::try_from(self.decided.opened.elapsed().as_millis()).unwrap_or(u64::MAX),
             "batch is done"
         );

@@ -95,8 +95,9 @@ pub struct Worker {
     tick_runs: bool,
     ticked: Instant,
     registry_asked: Instant,
-    /// When stopped partitions were named last.
+    /// When stopped partitions were named last, and silent ones looked after.
     alarmed: Instant,
+    listened: Instant,
     /// Number of the last load of a filter.
     last_load: u64,
     stopping: bool,
@@ -132,6 +133,7 @@ impl Worker {
             ticked: now,
             registry_asked: now,
             alarmed: now,
+            listened: now,
             last_load: 0,
             stopping: false,
         }
@@ -214,6 +216,7 @@ impl Worker {
         if running.seek.is_some() || running.draining() {
             return;
         }
+        running.heard = now;
         if running.ledger.is_full(&running.limits) {
             running.seek = Some(envelope.offset);
             return;
@@ -230,24 +233,21 @@ impl Worker {
         match error {
             KafkaError::MessageConsumptionFatal(_) => Err(WorkerError::Fatal(error)),
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => {
-                self.look_at_log_bounds();
+                let running = self.held.iter().filter(|(_, held)| held.running().is_some());
+                self.look_at_log_bounds(running.map(|(partition, _)| *partition).collect());
                 Ok(())
             }
             error => {
-                tracing::warn!(error = %error, "poll failed; the client goes on by itself");
+                // The client goes on by itself, and its context has said it.
+                tracing::debug!(error = %error, "poll failed");
                 Ok(())
             }
         }
     }
 
-    /// Some partition wanted an offset that the log does not have; the error does not say which.
-    fn look_at_log_bounds(&self) {
-        let partitions: Vec<i32> = self
-            .held
-            .iter()
-            .filter(|(_, held)| held.running().is_some())
-            .map(|(partition, _)| *partition)
-            .collect();
+    /// Looks whether the positions of partitions are in their logs: an error about an offset does not say whose it is, and a fetcher
+    /// that gave up says nothing.
+    fn look_at_log_bounds(&self, partitions: Vec<i32>) {
         let services = self.services.clone();
         self.runtime.spawn(async move {
             let mut bounds = Vec::new();

@@ -29,6 +29,7 @@ async fn a_backlog_drains() {
     let more: Vec<&str> = more.split_whitespace().collect();
     let started = Instant::now();
     let worker = Process::start(&pipeline, &more);
+    println!("log: {}", worker.log.display());
     let mut first = None;
     let all = (each * tenants.len()) as u64;
     loop {

@@ -9,7 +9,7 @@ use usage_storage::StoredId;
 
 use super::held::{Drain, Held, Running, State};
 use super::release::mark;
-use super::{TICK, Worker};
+use super::{SEEK_TRIES, TICK, Worker};
 use crate::commit::CommitOutcome;
 use crate::ledger::{Ledger, Question, Rewind};
 use crate::link::{Event, Fate};
@@ -25,6 +25,8 @@ const COMPANY: Duration = Duration::from_millis(30);
 const SLOW_WRITE: Duration = Duration::from_secs(10);
 /// How often a stopped partition is named again.
 const ALARM: Duration = Duration::from_secs(60);
+/// How long nothing may come from a partition before it is looked whether there is something.
+const SILENCE: Duration = Duration::from_secs(30);
 /// How long nothing must be in hand before the commit says so.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -103,17 +105,36 @@ impl Worker {
 
     fn check_log_bounds(&mut self, bounds: &[(i32, i64, i64)]) {
         for (partition, low, high) in bounds {
-            let Some(held) = self.held.get(partition) else { continue };
-            let Some(position) = held.running().map(|running| running.ledger.position()) else { continue };
+            let Some(held) = self.held.get_mut(partition) else { continue };
+            let (ticket, paused) = (held.ticket.clone(), held.paused);
+            let Some(running) = held.running_mut() else { continue };
+            let position = running.ledger.position();
             if position < *low || position > *high {
-                let ticket = held.ticket.clone();
                 let why = format!(
                     "offset {position} is not in the log, which has {low} to {high}; stop the group, move it with \
                      `kafka-consumer-groups --reset-offsets`, start it: ids keep the counts right"
                 );
                 self.stop(&ticket, why);
+            } else if position < *high && !paused && running.heard.elapsed() >= SILENCE {
+                tracing::warn!(
+                    partition,
+                    offset = position,
+                    end = high,
+                    "nothing comes though there is more: fetching anew"
+                );
+                running.heard = Instant::now();
+                running.seek = Some(position);
+                running.seek_failures = SEEK_TRIES;
             }
         }
+    }
+
+    /// Partitions from which nothing has come for a while, though they are not paused.
+    fn silent(&self) -> Vec<i32> {
+        let silent = |held: &Held| {
+            !held.paused && held.running().is_some_and(|running| running.heard.elapsed() >= SILENCE)
+        };
+        self.held.iter().filter(|(_, held)| silent(held)).map(|(partition, _)| *partition).collect()
     }
 
     /// Everything from the offset on is delivered again.
@@ -285,6 +306,13 @@ impl Worker {
         if now.duration_since(self.registry_asked) >= self.settings.registry_refresh {
             self.registry_asked = now;
             self.runtime.spawn(refresh(self.services.clone()));
+        }
+        if now.duration_since(self.listened) >= SILENCE {
+            self.listened = now;
+            let silent = self.silent();
+            if !silent.is_empty() {
+                self.look_at_log_bounds(silent);
+            }
         }
         let mut reload = Vec::new();
         let mut running_partitions = Vec::new();

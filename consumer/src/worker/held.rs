@@ -52,6 +52,8 @@ pub struct Running {
     /// Position to be set before anything is taken in, and how often that failed.
     pub seek: Option<i64>,
     pub seek_failures: u32,
+    /// When the last message came, or the partition was last looked after.
+    pub heard: Instant,
     /// While the filter is loaded anew: the load's number, and the ids that became durable since.
     pub loading: Option<(u64, Vec<Uuid>)>,
     pub drain: Option<Drain>,
@@ -69,6 +71,7 @@ impl Running {
             marking: None,
             seek,
             seek_failures: 0,
+            heard: Instant::now(),
             loading: None,
             drain: None,
         }

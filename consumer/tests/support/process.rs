@@ -47,7 +47,22 @@ impl Process {
         // Ticks of 10 ms in user and system mode.
         let ticks: u64 =
             stat.split_whitespace().skip(13).take(2).filter_map(|text| text.parse::<u64>().ok()).sum();
-        format!("{peak}, {} ms of processor time", ticks * 10)
+        let threads =
+            std::fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
+        let mut by_name = std::collections::BTreeMap::<String, u64>::new();
+        for thread in threads {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            let Some((head, tail)) = stat.rsplit_once(')') else { continue };
+            let name = head.split_once('(').map_or("", |(_, name)| name);
+            let ticks = tail
+                .split_whitespace()
+                .skip(11)
+                .take(2)
+                .filter_map(|text| text.parse::<u64>().ok())
+                .sum::<u64>();
+            *by_name.entry(name.to_string()).or_default() += ticks * 10;
+        }
+        format!("{peak}, {} ms of processor time, by thread {by_name:?}", ticks * 10)
     }
 
     pub fn log_contains(&self, text: &str) -> bool {
