@@ -14,6 +14,9 @@ use crate::failure::Failure;
 /// How long a body may take to arrive.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
 
+/// Far more members than any body has.
+const MOST_MEMBERS: usize = 100;
+
 /// The members of a JSON object, in order.
 pub type Members = Vec<(String, Value)>;
 
@@ -42,6 +45,10 @@ pub async fn object(headers: &HeaderMap, body: Body, most_bytes: usize) -> Resul
         let detail = format!("not a JSON object: {error}");
         Failure::from(Problem::body("", "malformed", detail.clone()).with_detail(detail))
     })?;
+    if members.len() > MOST_MEMBERS {
+        let detail = format!("a body has at most {MOST_MEMBERS} members, {} were given", members.len());
+        return Err(Problem::body("", "too_many", detail.clone()).with_detail(detail).into());
+    }
     for (at, (name, _)) in members.iter().enumerate() {
         if members[..at].iter().any(|(former, _)| former == name) {
             return Err(
@@ -97,7 +104,7 @@ mod tests {
     async fn read(content_type: &str, body: &str) -> Result<Members, Failure> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, content_type.parse().unwrap());
-        object(&headers, Body::from(body.to_owned()), 64).await
+        object(&headers, Body::from(body.to_owned()), 64 << 10).await
     }
 
     async fn status(content_type: &str, body: &str) -> u16 {
@@ -122,7 +129,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_body_is_not_read_to_its_end() {
-        assert_eq!(status("application/json", &format!("{{\"a\":\"{}\"}}", "x".repeat(64))).await, 413);
+        assert_eq!(status("application/json", &format!("{{\"a\":\"{}\"}}", "x".repeat(64 << 10))).await, 413);
+    }
+
+    #[tokio::test]
+    async fn very_many_members_are_one_fault() {
+        let body = |count: usize| {
+            let members: Vec<String> = (0..count).map(|at| format!("\"m{at}\":1")).collect();
+            format!("{{{}}}", members.join(","))
+        };
+        assert_eq!(read("application/json", &body(MOST_MEMBERS)).await.unwrap().len(), MOST_MEMBERS);
+        let failure = read("application/json", &body(MOST_MEMBERS + 1)).await.unwrap_err();
+        assert_eq!(failure.0.errors().len(), 1);
+        assert_eq!(failure.0.errors()[0].code, "too_many");
     }
 
     #[tokio::test]

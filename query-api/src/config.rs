@@ -24,6 +24,7 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s"),
         Setting::duration("limits.control_timeout", "How long one question to the control database may take.").default("5s"),
         Setting::integer("limits.concurrent_questions", "Questions to storage at the same time.").default("64"),
+        Setting::integer("limits.concurrent_questions_per_tenant", "Of these, questions of one tenant.").default("16"),
         Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000"),
         Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660"),
         Setting::size("limits.body", "Largest request body.").default("64KiB"),
@@ -69,6 +70,7 @@ pub struct Limits {
     #[serde(with = "humantime_serde")]
     pub control_timeout: Duration,
     pub concurrent_questions: usize,
+    pub concurrent_questions_per_tenant: usize,
     pub aggregated_rows: usize,
     pub window_days: u32,
     pub body: usize,
@@ -91,6 +93,7 @@ impl Config {
         }
         for (path, value) in [
             ("limits.concurrent_questions", self.limits.concurrent_questions),
+            ("limits.concurrent_questions_per_tenant", self.limits.concurrent_questions_per_tenant),
             ("limits.aggregated_rows", self.limits.aggregated_rows),
             ("limits.window_days", self.limits.window_days as usize),
         ] {
@@ -130,6 +133,7 @@ mod tests {
         let config = resolved(&[]);
         config.validate().unwrap();
         assert_eq!(config.limits.storage_timeout, Duration::from_secs(5));
+        assert_eq!(config.limits.concurrent_questions_per_tenant, 16);
         assert_eq!(config.limits.aggregated_rows, 10_000);
         assert_eq!(config.limits.body, 65_536);
     }
@@ -137,11 +141,8 @@ mod tests {
     #[test]
     fn a_short_cursor_key_is_refused_by_name() {
         assert!(resolved(&["api.cursor_key=short"]).validate().unwrap_err().contains("api.cursor_key"));
-        assert!(
-            resolved(&["limits.aggregated_rows=0"])
-                .validate()
-                .unwrap_err()
-                .contains("limits.aggregated_rows")
-        );
+        for path in ["limits.aggregated_rows", "limits.concurrent_questions_per_tenant"] {
+            assert!(resolved(&[&format!("{path}=0")]).validate().unwrap_err().contains(path), "{path}");
+        }
     }
 }

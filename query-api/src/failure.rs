@@ -9,7 +9,7 @@ use usage_service::problem::{Problem, kinds};
 use usage_storage::StorageError;
 
 use crate::cursor::CursorError;
-use crate::params::ParameterError;
+use crate::params::{MORE_FAULTS, ParameterError};
 use crate::registry::RegistryError;
 use crate::zones::OutOfCalendar;
 
@@ -72,6 +72,9 @@ impl From<Vec<ParameterError>> for Failure {
     fn from(errors: Vec<ParameterError>) -> Self {
         let detail = match errors.as_slice() {
             [only] => format!("`{}`: {}", only.parameter, only.detail),
+            [listed @ .., last] if last.code == MORE_FAULTS => {
+                format!("more than {} parameters are not valid", listed.len())
+            }
             all => format!("{} parameters are not valid", all.len()),
         };
         let problem = Problem::new(kinds::INVALID_PARAMETER).with_detail(detail);
@@ -190,10 +193,13 @@ mod tests {
     #[test]
     fn the_control_database_is_told_apart_from_a_refusal() {
         assert_eq!(
-            Failure::from(RegistryError::Unavailable(broken())).into_response().status().as_u16(),
+            Failure::from(RegistryError::Unavailable(broken().into())).into_response().status().as_u16(),
             503
         );
-        assert_eq!(Failure::from(RegistryError::Failed(broken())).into_response().status().as_u16(), 500);
+        assert_eq!(
+            Failure::from(RegistryError::Failed(broken().into())).into_response().status().as_u16(),
+            500
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use usage_service::telemetry::{millis, tenant_label};
 use usage_service::trace::TraceId;
 
 use crate::auth::SeenTenant;
-use crate::params::nearest;
+use crate::hints::nearest;
 
 const REQUEST_ID: &str = "x-request-id";
 const TRACE_ID: &str = "trace-id";

@@ -57,6 +57,12 @@ impl Pages {
         Self { store, catalog, tenant_id, query, types, page_rows, groups: None }
     }
 
+    /// The same pages for a body under way, see [`Store::for_stream`].
+    #[must_use]
+    pub fn for_stream(self) -> Self {
+        Self { store: self.store.for_stream(), ..self }
+    }
+
     /// The page of the rows after `after`.
     ///
     /// # Errors

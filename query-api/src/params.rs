@@ -5,8 +5,16 @@ use std::collections::BTreeMap;
 use usage_schemas::Timestamp;
 use uuid::Uuid;
 
+use crate::hints::nearest;
+
 /// More values of one parameter than anybody types; keeps questions to storage bounded.
 const MOST_VALUES: usize = 100;
+/// More `name=value` pairs than a question with every filter full has.
+const MOST_PAIRS: usize = 1_000;
+/// Faults that are listed one by one; nobody reads more.
+const MOST_FAULTS: usize = 50;
+/// Code of the entry that stands for the faults that are not listed.
+pub const MORE_FAULTS: &str = "more_faults";
 /// 1900-01-01: what every backend can represent.
 const EARLIEST: i64 = -2_208_988_800_000_000;
 /// 2200-01-01.
@@ -89,13 +97,24 @@ pub struct ParameterError {
 pub struct Params {
     values: BTreeMap<&'static str, Vec<String>>,
     errors: Vec<ParameterError>,
+    /// Faults beyond those that are listed.
+    unlisted: usize,
+    /// Set if the whole query was refused: what it lacks is not told.
+    refused: bool,
 }
 
 impl Params {
-    /// Decodes a raw query string; only `known` names are taken.
+    /// Decodes a raw query string; only `known` names are taken. A query with far too many pairs is not looked into.
     pub fn parse(raw: Option<&str>, known: &'static [&'static str]) -> Self {
-        let mut params = Self { values: BTreeMap::new(), errors: Vec::new() };
-        for pair in raw.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let mut params = Self { values: BTreeMap::new(), errors: Vec::new(), unlisted: 0, refused: false };
+        let pairs = || raw.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        if let Some(pair) = pairs().nth(MOST_PAIRS) {
+            let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+            params.reject(name, "too_many", format!("a query has at most {MOST_PAIRS} parameters"));
+            params.refused = true;
+            return params;
+        }
+        for pair in pairs() {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let Ok(name) = decode(name) else {
                 params.reject(name, "invalid_encoding", "the name is not percent-encoded UTF-8");
@@ -116,8 +135,15 @@ impl Params {
         params
     }
 
-    /// Notes a fault.
+    /// Notes a fault; of very many only the first are listed.
     pub fn reject(&mut self, parameter: &str, code: &'static str, detail: impl Into<String>) {
+        if self.refused {
+            return;
+        }
+        if self.errors.len() >= MOST_FAULTS {
+            self.unlisted += 1;
+            return;
+        }
         self.errors.push(ParameterError { parameter: shortened(parameter), code, detail: detail.into() });
     }
 
@@ -136,14 +162,8 @@ impl Params {
 
     /// A parameter that may be repeated: distinct values, ascending, so that their order makes no other query.
     pub fn many(&mut self, name: &'static str) -> Vec<String> {
-        let mut values = self.values.remove(name).unwrap_or_default();
-        if values.len() > MOST_VALUES {
-            self.reject(
-                name,
-                "too_many",
-                format!("at most {MOST_VALUES} values, {} were given", values.len()),
-            );
-        }
+        let values = self.values.remove(name).unwrap_or_default();
+        let mut values = self.bounded(name, values);
         values.sort_unstable();
         values.dedup();
         values
@@ -152,7 +172,19 @@ impl Params {
     /// A parameter that may be repeated and may hold comma lists, in the order given.
     pub fn list(&mut self, name: &'static str) -> Vec<String> {
         let values = self.values.remove(name).unwrap_or_default();
-        values.iter().flat_map(|value| value.split(',')).map(|value| value.trim().to_owned()).collect()
+        let words = values.iter().flat_map(|value| value.split(',')).map(|value| value.trim().to_owned());
+        let words = words.collect();
+        self.bounded(name, words)
+    }
+
+    /// At most the number of values that a parameter may have; more are a fault.
+    fn bounded(&mut self, name: &'static str, mut values: Vec<String>) -> Vec<String> {
+        if values.len() > MOST_VALUES {
+            let detail = format!("at most {MOST_VALUES} values, {} were given", values.len());
+            self.reject(name, "too_many", detail);
+            values.truncate(MOST_VALUES);
+        }
+        values
     }
 
     /// A required time with an offset, in microseconds since the Unix epoch.
@@ -248,10 +280,17 @@ impl Params {
     ///
     /// # Errors
     /// All faults that were noted.
-    pub fn finish<T>(self, value: Option<T>) -> Result<T, Vec<ParameterError>> {
+    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Vec<ParameterError>> {
         match value {
             Some(value) if self.errors.is_empty() => Ok(value),
-            _ => Err(self.errors),
+            _ => {
+                if let (1.., Some(last)) = (self.unlisted, self.errors.last()) {
+                    let detail = format!("{} more faults are not listed", self.unlisted);
+                    let parameter = last.parameter.clone();
+                    self.errors.push(ParameterError { parameter, code: MORE_FAULTS, detail });
+                }
+                Err(self.errors)
+            }
         }
     }
 }
@@ -269,16 +308,14 @@ pub fn parse_uuid(text: &str) -> Result<Uuid, (&'static str, String)> {
     }
 }
 
-/// The one of `known` that `text` most probably means.
-pub fn nearest<'a>(text: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let wanted = shortened(text).to_ascii_lowercase();
-    known.into_iter().min_by_key(|known| strsim::damerau_levenshtein(&known.to_ascii_lowercase(), &wanted))
-}
-
 /// "unknown; did you mean …" for a word that must be one of a few.
 pub fn unknown_value(text: &str, known: &[&str]) -> String {
-    let nearest = nearest(text, known.iter().copied()).unwrap_or_default();
-    format!("unknown value, did you mean `{nearest}`? Known: {}", known.join(", "))
+    hinted("unknown value", nearest(text, known.iter().copied()), known)
+}
+
+fn hinted(what: &str, nearest: Option<&str>, known: &[&str]) -> String {
+    let hint = nearest.map(|nearest| format!(", did you mean `{nearest}`?"));
+    format!("{what}{} Known: {}", hint.as_deref().unwrap_or("."), known.join(", "))
 }
 
 /// True for a name by the bound of design section 4.
@@ -306,8 +343,7 @@ fn unknown_parameter(name: &str, known: &'static [&'static str]) -> String {
             known.contains(ours) && theirs.iter().any(|theirs| theirs.replace('_', "") == joined)
         })
         .map(|(ours, _)| *ours);
-    let nearest = alias.or_else(|| nearest(&plain, known.iter().copied())).unwrap_or_default();
-    format!("unknown parameter, did you mean `{nearest}`? Known: {}", known.join(", "))
+    hinted("unknown parameter", alias.or_else(|| nearest(&plain, known.iter().copied())), known)
 }
 
 /// Decodes `application/x-www-form-urlencoded` text.

@@ -19,7 +19,7 @@ use crate::cursor::Cursors;
 use crate::registry::Catalog;
 use crate::server::Server;
 use crate::state::{App, Limits};
-use crate::store::Store;
+use crate::store::{Bounds, Store};
 
 /// Serves until `shutdown`. Storage and control database may be away at the start: the process then is live, not ready.
 ///
@@ -34,7 +34,13 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let limits = config.limits;
 
     let catalog = Arc::new(Catalog::new(Arc::new(control), limits.cache, limits.control_timeout));
-    let store = Store::new(storage.reader(), limits.storage_timeout, limits.concurrent_questions);
+    let bounds = Bounds {
+        timeout: limits.storage_timeout,
+        concurrent: limits.concurrent_questions,
+        concurrent_per_tenant: limits.concurrent_questions_per_tenant,
+        ..Bounds::default()
+    };
+    let store = Store::new(storage.reader(), bounds);
     let health = Health::new(telemetry);
     watch(&health, &store, &catalog);
     let app = App {

@@ -158,7 +158,8 @@ fn read_zone(params: &mut Params) -> Zone {
     Zone::parse(&name).unwrap_or_else(|nearest| {
         let plus =
             if name.contains(' ') { " A `+` means a space in a query, write it as `%2B`." } else { "" };
-        let detail = format!("not an IANA time zone, did you mean `{nearest}`?{plus}");
+        let hint = nearest.map(|nearest| format!(", did you mean `{nearest}`?")).unwrap_or_default();
+        let detail = format!("not an IANA time zone{hint}{plus}");
         params.reject("window_time_zone", "unknown_zone", detail);
         Zone::utc()
     })

@@ -2,22 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Mutex;
 use usage_control::{Control, ControlError, NewUsageType, Registration, UsageType};
 use usage_storage::PartitionCounts;
 
-/// The control database failed; sorted by what the caller must do.
-#[derive(Debug, thiserror::Error)]
+use crate::shared::Remembered;
+
+/// The control database failed; sorted by what the caller must do. Clones are for those who share a read.
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum RegistryError {
     /// Trying again may help.
     #[error("the control database is unavailable")]
-    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Unavailable(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// It would fail again.
     #[error("the control database failed")]
-    Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Failed(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 
 /// Usage types and partition counts.
@@ -37,7 +38,7 @@ impl From<ControlError> for RegistryError {
     fn from(error: ControlError) -> Self {
         // Until the topics are made there is nothing to ask for: that passes too.
         let passes = error.may_pass() || matches!(error, ControlError::NoPartitionCount);
-        if passes { Self::Unavailable(Box::new(error)) } else { Self::Failed(Box::new(error)) }
+        if passes { Self::Unavailable(Arc::new(error)) } else { Self::Failed(Arc::new(error)) }
     }
 }
 
@@ -64,11 +65,6 @@ impl Registry for Control {
 /// Registered types by name.
 pub type Types = Arc<BTreeMap<String, UsageType>>;
 
-struct Cached<T> {
-    value: T,
-    read_at: Instant,
-}
-
 /// A registry with short memory. What is older than the cache time is never used: growing the topic relies on it.
 pub struct Catalog {
     registry: Arc<dyn Registry>,
@@ -76,8 +72,8 @@ pub struct Catalog {
     keep: Duration,
     /// How long one waits for the control database.
     timeout: Duration,
-    types: Mutex<Option<Cached<Types>>>,
-    counts: Mutex<Option<Cached<PartitionCounts>>>,
+    types: Remembered<Types, RegistryError>,
+    counts: Remembered<PartitionCounts, RegistryError>,
 }
 
 impl Catalog {
@@ -85,7 +81,7 @@ impl Catalog {
     const MISS_INTERVAL: Duration = Duration::from_secs(1);
 
     pub fn new(registry: Arc<dyn Registry>, keep: Duration, timeout: Duration) -> Self {
-        Self { registry, keep, timeout, types: Mutex::new(None), counts: Mutex::new(None) }
+        Self { registry, keep, timeout, types: Remembered::default(), counts: Remembered::default() }
     }
 
     /// The registered types, at most as old as the cache time.
@@ -109,17 +105,12 @@ impl Catalog {
     }
 
     async fn types_younger_than(&self, age: Duration) -> Result<Types, RegistryError> {
-        // Held over the read on purpose: a burst of questions asks the database once.
-        let mut cached = self.types.lock().await;
-        if let Some(cached) = cached.as_ref().filter(|cached| cached.read_at.elapsed() < age) {
-            return Ok(cached.value.clone());
-        }
-        let read_at = Instant::now();
-        let types = self.bounded(self.registry.usage_types()).await?;
-        let value: Types =
-            Arc::new(types.into_iter().map(|usage_type| (usage_type.name.clone(), usage_type)).collect());
-        *cached = Some(Cached { value: value.clone(), read_at });
-        Ok(value)
+        let (registry, timeout) = (self.registry.clone(), self.timeout);
+        let read = || async move {
+            let types = bounded(timeout, registry.usage_types()).await?;
+            Ok(Arc::new(types.into_iter().map(|found| (found.name.clone(), found)).collect()))
+        };
+        self.types.younger_than(age, read).await
     }
 
     /// Registers a type; the next look sees it.
@@ -127,9 +118,10 @@ impl Catalog {
     /// # Errors
     /// The control database does not answer or refuses.
     pub async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError> {
-        let registration = self.bounded(self.registry.register(new)).await?;
-        *self.types.lock().await = None;
-        Ok(registration)
+        let registration = bounded(self.timeout, self.registry.register(new)).await;
+        // Also after a failure: the answer may be what was lost.
+        self.types.forget();
+        registration
     }
 
     /// The partition counts, at most as old as the cache time.
@@ -137,14 +129,9 @@ impl Catalog {
     /// # Errors
     /// The control database does not answer: nobody may answer questions by older counts.
     pub async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
-        let mut cached = self.counts.lock().await;
-        if let Some(cached) = cached.as_ref().filter(|cached| cached.read_at.elapsed() < self.keep) {
-            return Ok(cached.value.clone());
-        }
-        let read_at = Instant::now();
-        let value = self.bounded(self.registry.partition_counts()).await?;
-        *cached = Some(Cached { value: value.clone(), read_at });
-        Ok(value)
+        let (registry, timeout) = (self.registry.clone(), self.timeout);
+        let read = || async move { bounded(timeout, registry.partition_counts()).await };
+        self.counts.younger_than(self.keep, read).await
     }
 
     /// One cheap round trip to the control database.
@@ -152,16 +139,16 @@ impl Catalog {
     /// # Errors
     /// It does not answer.
     pub async fn ping(&self) -> Result<(), RegistryError> {
-        self.bounded(self.registry.ping()).await
+        bounded(self.timeout, self.registry.ping()).await
     }
+}
 
-    async fn bounded<T>(
-        &self,
-        call: impl Future<Output = Result<T, RegistryError>>,
-    ) -> Result<T, RegistryError> {
-        match tokio::time::timeout(self.timeout, call).await {
-            Ok(result) => result,
-            Err(elapsed) => Err(RegistryError::Unavailable(Box::new(elapsed))),
-        }
+async fn bounded<T>(
+    timeout: Duration,
+    call: impl Future<Output = Result<T, RegistryError>>,
+) -> Result<T, RegistryError> {
+    match tokio::time::timeout(timeout, call).await {
+        Ok(result) => result,
+        Err(elapsed) => Err(RegistryError::Unavailable(Arc::new(elapsed))),
     }
 }

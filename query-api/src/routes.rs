@@ -13,7 +13,8 @@ use usage_service::problem::{Problem, kinds};
 
 use crate::accept::Format;
 use crate::failure::Failure;
-use crate::params::{Params, nearest, shortened};
+use crate::hints::nearest;
+use crate::params::{Params, shortened};
 use crate::registry::{Catalog, Types};
 
 /// 200 with a JSON body.
@@ -39,20 +40,33 @@ fn no_parameters(raw: Option<&str>) -> Result<(), Failure> {
     Ok(Params::parse(raw, &[]).finish(Some(()))?)
 }
 
+/// Unknown metrics of one question that get a hint: each is compared with all registered names.
+const HINTS: usize = 3;
+
 /// The registered types, if all of `metrics` are among them; `parameter` named them.
 async fn registered(catalog: &Catalog, parameter: &str, metrics: &[String]) -> Result<Types, Failure> {
     let types = catalog.types_with(metrics).await?;
     let unknown: Vec<&String> = metrics.iter().filter(|metric| !types.contains_key(*metric)).collect();
-    let Some(first) = unknown.first() else { return Ok(types) };
-    let hint = |metric: &str| match nearest(metric, types.keys().map(String::as_str)) {
-        Some(nearest) => {
-            format!("no usage type has the name `{}`, did you mean `{nearest}`?", shortened(metric))
+    if unknown.is_empty() {
+        return Ok(types);
+    }
+    let hint = |(at, metric): (usize, &String)| {
+        let known = types.keys().map(String::as_str);
+        let hint = if at < HINTS { nearest(metric, known) } else { None };
+        let metric = shortened(metric);
+        match hint {
+            Some(nearest) => format!("no usage type has the name `{metric}`, did you mean `{nearest}`?"),
+            None if types.is_empty() => {
+                format!("no usage type has the name `{metric}`, none is registered yet")
+            }
+            None => format!("no usage type has the name `{metric}`"),
         }
-        None => format!("no usage type has the name `{}`, none is registered yet", shortened(metric)),
     };
-    let problem = Problem::new(kinds::UNKNOWN_METRIC).with_detail(hint(first));
-    let problem = unknown
-        .iter()
-        .fold(problem, |problem, metric| problem.with_parameter(parameter, "unknown_metric", hint(metric)));
+    let details: Vec<String> = unknown.into_iter().enumerate().map(hint).collect();
+    let problem =
+        Problem::new(kinds::UNKNOWN_METRIC).with_detail(details.first().cloned().unwrap_or_default());
+    let problem = details
+        .into_iter()
+        .fold(problem, |problem, detail| problem.with_parameter(parameter, "unknown_metric", detail));
     Err(problem.into())
 }

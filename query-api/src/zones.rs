@@ -8,6 +8,8 @@ use jiff::civil::Date;
 use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
 use jiff::{Timestamp, tz};
 
+use crate::hints::{Spelling, closest};
+
 static BUNDLED: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
 /// A time that lies outside of what the calendar can express.
@@ -27,11 +29,11 @@ impl Zone {
         Self { name: "UTC".to_owned(), zone: TimeZone::UTC }
     }
 
-    /// Finds a zone by its IANA name, in any case (RFC 6557). The error is the nearest name.
+    /// Finds a zone by its IANA name, in any case (RFC 6557).
     ///
     /// # Errors
-    /// The name of the nearest known zone.
-    pub fn parse(name: &str) -> Result<Self, String> {
+    /// The name of the nearest known zone, if the text is short enough to be one mistyped.
+    pub fn parse(name: &str) -> Result<Self, Option<&'static str>> {
         // "Etc/Unknown" and "Factory" say that nobody set a zone; they must not count as UTC.
         let unset = name.eq_ignore_ascii_case("Etc/Unknown") || name.eq_ignore_ascii_case("Factory");
         match BUNDLED.get(name) {
@@ -135,16 +137,14 @@ pub fn known_zones() -> impl Iterator<Item = String> {
         .filter(|name| !matches!(name.as_str(), "Etc/Unknown" | "Factory"))
 }
 
-fn nearest_zone(name: &str) -> String {
-    let wanted = name.to_ascii_lowercase();
-    known_zones()
-        .min_by_key(|known| {
-            let known = known.to_ascii_lowercase();
-            // A bare city ("Budapest") is nearer to its zone than any short name is.
-            let city = known.rsplit('/').next().unwrap_or(&known);
-            strsim::damerau_levenshtein(&known, &wanted).min(strsim::damerau_levenshtein(city, &wanted) + 1)
-        })
-        .unwrap_or_else(|| "UTC".to_owned())
+fn nearest_zone(name: &str) -> Option<&'static str> {
+    static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| known_zones().collect());
+    let spellings = NAMES.iter().flat_map(|known| {
+        // A bare city ("Budapest") is nearer to its zone than any short name is.
+        let city = known.rsplit('/').next().unwrap_or(known);
+        [(known.as_str(), 0), (city, 1)].map(|(text, penalty)| Spelling { text, penalty, means: known })
+    });
+    closest(name, spellings)
 }
 
 #[cfg(test)]
@@ -226,11 +226,18 @@ mod tests {
 
     #[test]
     fn unknown_zones_name_the_nearest() {
-        assert_eq!(Zone::parse("Europe/Budapset").unwrap_err(), "Europe/Budapest");
-        assert_eq!(Zone::parse("Budapest").unwrap_err(), "Europe/Budapest");
+        assert_eq!(Zone::parse("Europe/Budapset").unwrap_err(), Some("Europe/Budapest"));
+        assert_eq!(Zone::parse("Budapest").unwrap_err(), Some("Europe/Budapest"));
         assert_eq!(Zone::parse("europe/BUDAPEST").unwrap().name(), "Europe/Budapest");
         for unset in ["", "Etc/Unknown", "factory", "+02:00", "EST5EDT4", "../etc/passwd"] {
             assert!(Zone::parse(unset).is_err(), "{unset}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_slip_of_the_pen_is_compared_with_nothing() {
+        for length in [65, 65_000] {
+            assert_eq!(Zone::parse(&"a/".repeat(length)).unwrap_err(), None);
         }
     }
 }

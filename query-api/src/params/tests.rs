@@ -212,6 +212,42 @@ fn values_are_bounded_in_number() {
     assert_eq!(found[0].1, "too_many");
 }
 
+/// A whole query that nobody typed: refused at once, without a list of what else is wrong with it.
+#[test]
+fn a_query_of_very_many_parameters_is_one_fault() {
+    let range = "from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z";
+    let most = format!("{range}{}", "&source=a".repeat(MOST_PAIRS - 2));
+    assert_eq!(faults(&most, |_| ()).len(), 0);
+    for raw in [format!("{most}&a"), "a&".repeat(32_000), "source=%ff&".repeat(MOST_PAIRS + 1)] {
+        let found = faults(&raw, |params| {
+            params.range();
+            params.names("source");
+        });
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].1, "too_many");
+    }
+}
+
+#[test]
+fn very_many_faults_are_counted_not_listed() {
+    let raw = (0..900).map(|at| format!("stranger{at}=1")).collect::<Vec<_>>().join("&");
+    let found = faults(&raw, |_| ());
+    assert_eq!(found.len(), MOST_FAULTS + 1);
+    let last = &found[MOST_FAULTS];
+    assert_eq!((last.1, last.2.as_str()), ("more_faults", "850 more faults are not listed"));
+    // One parameter with very many words is no way around it.
+    let raw = format!("group_by={}", "x,".repeat(30_000));
+    let found = faults(&raw, |params| assert_eq!(params.list("group_by").len(), MOST_VALUES));
+    assert_eq!(found[0].1, "too_many");
+}
+
+#[test]
+fn a_long_stranger_is_given_no_hint() {
+    let found = faults(&format!("{}=1", "a".repeat(65_000)), |_| ());
+    assert_eq!((found[0].0.len(), found[0].1), (128, "unknown_parameter"));
+    assert!(found[0].2.starts_with("unknown parameter. Known: from, "), "{}", found[0].2);
+}
+
 proptest! {
     #[test]
     fn any_text_survives_encoding(text in "[^\\x00]{1,40}") {

@@ -50,7 +50,7 @@ pub async fn get(
         csv_header(&mut writer, query.group_by).map_err(|error| internal(&error))?;
         csv_rows(&mut writer, &query, &page.rows).map_err(|error| internal(&error))?;
         let first = writer.take().map_err(|error| internal(&error))?;
-        let rest = page.next.map(|next| (pages, query, next));
+        let rest = page.next.map(|next| (pages.for_stream(), query, next));
         return Ok(streamed(format, stream::pages(first, rest, csv_page)));
     }
     let next_cursor = page.next.as_ref().map(|next| app.cursors.sign(hash, next));

@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::raw_query::{Position, RawQuery};
 use crate::records::{JsonRecord, csv_header, csv_record};
 use crate::state::App;
+use crate::store::Store;
 use crate::stream;
 use crate::zones::Zone;
 
@@ -48,13 +49,14 @@ pub async fn get(
     let after: Option<Position> =
         query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
     let limit = if format == Format::Json { query.page_rows() } else { STREAM_ROWS };
-    let pages =
-        Pages { app: app.clone(), tenant_id: caller.tenant_id(), query: query.clone(), format, limit };
+    let store = app.store.clone();
+    let pages = Pages { store, tenant_id: caller.tenant_id(), query: query.clone(), format, limit };
     // The first page comes before the head of the answer, so that what fails at once is a problem.
     let (records, next) = pages.page(after).await?;
     if format != Format::Json {
         let first = pages.text(&records, true)?;
-        return Ok(streamed(format, stream::pages(first, next.map(|next| (pages, next)), next_piece)));
+        let rest = next.map(|next| (Pages { store: pages.store.for_stream(), ..pages }, next));
+        return Ok(streamed(format, stream::pages(first, rest, next_piece)));
     }
     let zone = Zone::utc();
     json(&Answer {
@@ -66,7 +68,7 @@ pub async fn get(
 }
 
 struct Pages {
-    app: App,
+    store: Store,
     tenant_id: Uuid,
     query: Arc<RawQuery>,
     format: Format,
@@ -86,7 +88,7 @@ impl Pages {
         if self.query.from == self.query.to {
             return Ok((Vec::new(), None));
         }
-        let records = self.app.store.raw(&self.query.question(self.tenant_id, after, self.limit)).await?;
+        let records = self.store.raw(&self.query.question(self.tenant_id, after, self.limit)).await?;
         let full = records.len() >= self.limit;
         let next = records.last().filter(|_| full).map(|record| (record.timestamp, record.record_id));
         Ok((records, next))

@@ -17,7 +17,7 @@ use crate::accept::{Format, negotiate};
 use crate::auth::Caller;
 use crate::body::{Members, object, pointer};
 use crate::failure::Failure;
-use crate::params::nearest;
+use crate::hints::nearest;
 use crate::state::App;
 
 const MEMBERS: [&str; 4] = ["name", "kind", "unit", "description"];
@@ -132,12 +132,11 @@ fn read(members: Members) -> Result<NewUsageType, Failure> {
                 problem = problem.with_pointer(place, "wrong_type", "the member must be a string");
             }
             (unknown, _) => {
-                let nearest = nearest(unknown, MEMBERS).unwrap_or_default();
-                problem = problem.with_pointer(
-                    place,
-                    "unknown_member",
-                    format!("unknown member, did you mean `{nearest}`?"),
-                );
+                let hint = match nearest(unknown, MEMBERS) {
+                    Some(nearest) => format!("unknown member, did you mean `{nearest}`?"),
+                    None => format!("unknown member. Known: {}", MEMBERS.join(", ")),
+                };
+                problem = problem.with_pointer(place, "unknown_member", hint);
             }
         }
     }

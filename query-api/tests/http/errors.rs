@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::Value;
 use usage_access::Scopes;
+use usage_query_api::store::Bounds;
 
 use crate::memory::Mood;
 use crate::support::{Harness, Setup, bearer};
@@ -80,7 +81,8 @@ async fn unavailable_media_types_are_refused_before_storage_is_asked() {
 
 #[tokio::test]
 async fn storage_that_hangs_is_a_timeout() {
-    let api = Harness::with(Setup { timeout: Duration::from_millis(30), ..Setup::default() });
+    let bounds = Bounds { timeout: Duration::from_millis(30), ..Bounds::default() };
+    let api = Harness::with(Setup { bounds, ..Setup::default() });
     api.memory.set_mood(Mood::Hangs);
     let started = Instant::now();
     for path in [
@@ -135,7 +137,8 @@ async fn the_control_database_may_be_away() {
 
 #[tokio::test]
 async fn too_many_questions_at_once_are_turned_away() {
-    let api = Harness::with(Setup { concurrent: 1, timeout: Duration::from_secs(3), ..Setup::default() });
+    let bounds = Bounds { concurrent: 1, timeout: Duration::from_secs(3), ..Bounds::default() };
+    let api = Harness::with(Setup { bounds, ..Setup::default() });
     api.memory.set_mood(Mood::Hangs);
     // Both wait: one for storage until its timeout, the other for its turn.
     let (first, second) = tokio::join!(api.get(TOTAL), api.get(TOTAL));

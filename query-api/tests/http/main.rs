@@ -2,6 +2,7 @@
 
 mod aggregated;
 mod auth;
+mod bounds;
 mod catalog;
 mod errors;
 mod fill;

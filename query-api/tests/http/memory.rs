@@ -1,10 +1,11 @@
 //! A storage reader and a registry in memory: a second implementation of the traits, plain enough to be seen to be right.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use ethnum::I256;
+use tokio::sync::watch;
 use usage_control::{NewUsageType, Registration, UsageType};
 use usage_query_api::registry::{Registry, RegistryError};
 use usage_schemas::{Kind, Quantity};
@@ -22,6 +23,8 @@ pub enum Mood {
     /// Well for so many more calls, then away.
     AwayAfter(usize),
     Hangs,
+    /// Well, but not for this tenant.
+    HangsFor(Uuid),
     Panics,
     Broken,
 }
@@ -31,7 +34,8 @@ pub enum Mood {
 pub struct Memory {
     records: Mutex<Vec<StoredRecord>>,
     mood: Mutex<Mood>,
-    calls: Mutex<usize>,
+    changes: watch::Sender<()>,
+    calls: watch::Sender<usize>,
 }
 
 impl Memory {
@@ -41,15 +45,21 @@ impl Memory {
 
     pub fn set_mood(&self, mood: Mood) {
         *lock(&self.mood) = mood;
+        self.changes.send_replace(());
     }
 
     /// How often it was asked.
     pub fn calls(&self) -> usize {
-        *lock(&self.calls)
+        *self.calls.borrow()
     }
 
-    async fn behave(&self) -> Result<(), StorageError> {
-        *lock(&self.calls) += 1;
+    /// Returns once it was asked so often.
+    pub async fn asked(&self, times: usize) {
+        self.calls.subscribe().wait_for(|calls| *calls >= times).await.unwrap();
+    }
+
+    async fn behave(&self, tenant_id: Uuid) -> Result<(), StorageError> {
+        self.calls.send_modify(|calls| *calls += 1);
         let away = || StorageError::Unavailable("connection refused".into());
         let mood = *lock(&self.mood);
         match mood {
@@ -60,6 +70,13 @@ impl Memory {
                 Ok(())
             }
             Mood::Hangs => std::future::pending().await,
+            Mood::HangsFor(tenant) if tenant != tenant_id => Ok(()),
+            // Until the mood is another one.
+            Mood::HangsFor(_) => {
+                let mut changes = self.changes.subscribe();
+                changes.wait_for(|()| *lock(&self.mood) != mood).await.unwrap();
+                Ok(())
+            }
             Mood::Panics => panic!("a bug in the reader"),
             Mood::Broken => Err(StorageError::Inconsistent("secret detail of the server".to_owned())),
         }
@@ -95,7 +112,7 @@ fn window_of(windows: &Windows, from: i64, timestamp: i64) -> i64 {
 #[async_trait]
 impl Reader for Memory {
     async fn aggregate(&self, query: &AggregateQuery) -> Result<Vec<AggregateRow>, StorageError> {
-        self.behave().await?;
+        self.behave(query.tenant_id).await?;
         assert!(query.from < query.to, "an empty range is not storage's business");
         let found = self.select(|record| {
             record.active
@@ -144,7 +161,7 @@ impl Reader for Memory {
     }
 
     async fn raw(&self, query: &RawQuery) -> Result<Vec<StoredRecord>, StorageError> {
-        self.behave().await?;
+        self.behave(query.tenant_id).await?;
         let mut found = self.select(|record| {
             record.tenant_id == query.tenant_id
                 && (query.from..query.to).contains(&record.timestamp)
@@ -167,12 +184,12 @@ impl Reader for Memory {
     }
 
     async fn record(&self, tenant_id: Uuid, record_id: Uuid) -> Result<Option<StoredRecord>, StorageError> {
-        self.behave().await?;
+        self.behave(tenant_id).await?;
         Ok(self.select(|record| record.tenant_id == tenant_id && record.record_id == record_id).pop())
     }
 
     async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
-        self.behave().await?;
+        self.behave(tenant_id).await?;
         let mut sources: BTreeMap<String, SourceWatermark> = BTreeMap::new();
         for record in self.select(|record| record.tenant_id == tenant_id) {
             let found = sources.entry(record.source.clone()).or_insert(SourceWatermark {
@@ -194,7 +211,9 @@ impl Reader for Memory {
 pub struct MemoryRegistry {
     types: Mutex<BTreeMap<String, UsageType>>,
     away: Mutex<bool>,
+    hangs: Mutex<bool>,
     reads: Mutex<usize>,
+    count_reads: Mutex<usize>,
 }
 
 impl MemoryRegistry {
@@ -202,9 +221,19 @@ impl MemoryRegistry {
         *lock(&self.away) = away;
     }
 
-    /// How often the types were read.
+    /// Makes it answer nothing at all any more, not even an error.
+    pub fn freeze(&self) {
+        *lock(&self.hangs) = true;
+    }
+
+    /// How often the types were asked for.
     pub fn reads(&self) -> usize {
         *lock(&self.reads)
+    }
+
+    /// How often the partition counts were asked for.
+    pub fn count_reads(&self) -> usize {
+        *lock(&self.count_reads)
     }
 
     /// Registers a type behind the API's back, as another instance does.
@@ -213,8 +242,13 @@ impl MemoryRegistry {
         lock(&self.types).insert(name.to_owned(), stored(&new));
     }
 
-    fn answers(&self) -> Result<(), RegistryError> {
-        if *lock(&self.away) { Err(RegistryError::Unavailable("connection refused".into())) } else { Ok(()) }
+    async fn answers(&self) -> Result<(), RegistryError> {
+        let (hangs, away) = (*lock(&self.hangs), *lock(&self.away));
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        let refused = || Arc::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+        if away { Err(RegistryError::Unavailable(refused())) } else { Ok(()) }
     }
 }
 
@@ -233,13 +267,13 @@ fn stored(new: &NewUsageType) -> UsageType {
 #[async_trait]
 impl Registry for MemoryRegistry {
     async fn usage_types(&self) -> Result<Vec<UsageType>, RegistryError> {
-        self.answers()?;
         *lock(&self.reads) += 1;
+        self.answers().await?;
         Ok(lock(&self.types).values().cloned().collect())
     }
 
     async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError> {
-        self.answers()?;
+        self.answers().await?;
         let mut types = lock(&self.types);
         let wanted = stored(new);
         Ok(match types.get(&new.name) {
@@ -253,12 +287,13 @@ impl Registry for MemoryRegistry {
     }
 
     async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
-        self.answers()?;
+        *lock(&self.count_reads) += 1;
+        self.answers().await?;
         Ok(PartitionCounts { current: 12, known: vec![12] })
     }
 
     async fn ping(&self) -> Result<(), RegistryError> {
-        self.answers()
+        self.answers().await
     }
 }
 

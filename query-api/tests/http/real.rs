@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use usage_control::testing::TestDatabase;
 use usage_devstack::testing;
+use usage_query_api::store::Bounds;
 use usage_schemas::ids::content_hash;
 use usage_schemas::partition::partition_of;
 use usage_schemas::{Kind, Quantity, RecordRef, Timestamp};
@@ -228,7 +229,9 @@ async fn real_storage_answers_as_memory_does() {
         memory.memory.add(sample.clone());
     }
     let control = databases.control.control().await;
-    let setup = Setup { timeout: Duration::from_secs(60), ..Setup::page_rows(200) };
+    let patient = Duration::from_secs(60);
+    let bounds = Bounds { timeout: patient, ..Bounds::default() };
+    let setup = Setup { timeout: patient, bounds, ..Setup::page_rows(200) };
     let real = Harness {
         router: router(setup, databases.storage.reader(), Arc::new(control)),
         memory: memory.memory.clone(),

@@ -17,7 +17,7 @@ use usage_query_api::app;
 use usage_query_api::cursor::Cursors;
 use usage_query_api::registry::{Catalog, Registry};
 use usage_query_api::state::{App, Limits};
-use usage_query_api::store::Store;
+use usage_query_api::store::{Bounds, Store};
 use usage_schemas::Kind;
 use usage_service::health::Health;
 use usage_service::telemetry::Telemetry;
@@ -30,8 +30,9 @@ use crate::memory::{Memory, MemoryRegistry};
 pub struct Setup {
     pub limits: Limits,
     pub cursor_key: &'static [u8],
+    /// Of one question to the control database.
     pub timeout: Duration,
-    pub concurrent: usize,
+    pub bounds: Bounds,
     pub cache: Duration,
 }
 
@@ -41,7 +42,7 @@ impl Default for Setup {
             limits: Limits::default(),
             cursor_key: b"a key that all instances share",
             timeout: Duration::from_secs(5),
-            concurrent: 64,
+            bounds: Bounds::default(),
             cache: Duration::from_secs(5),
         }
     }
@@ -89,6 +90,16 @@ impl Harness {
 
     pub fn add(&self, metric: &str, value: &str, timestamp: &str) {
         self.memory.add(crate::memory::record(self.tenant, metric, value, timestamp));
+    }
+
+    /// Another tenant's caller of the same instance.
+    pub fn stranger(&self) -> Self {
+        Self {
+            router: self.router.clone(),
+            memory: self.memory.clone(),
+            registry: self.registry.clone(),
+            tenant: Uuid::new_v4(),
+        }
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -203,7 +214,7 @@ pub fn router(setup: Setup, reader: Arc<dyn Reader>, registry: Arc<dyn Registry>
     let verifier = TokenVerifier::from_file(&keys().jwks, DEFAULT_ISSUER, DEFAULT_AUDIENCE).unwrap();
     let app = App {
         verifier: Arc::new(verifier),
-        store: Store::new(reader, setup.timeout, setup.concurrent),
+        store: Store::new(reader, setup.bounds),
         catalog,
         cursors: Cursors::new(setup.cursor_key),
         limits: setup.limits,
