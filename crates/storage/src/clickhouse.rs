@@ -13,6 +13,7 @@ mod migrate;
 mod months;
 mod native;
 mod partition;
+mod patience;
 mod read;
 mod recover;
 mod rollup;

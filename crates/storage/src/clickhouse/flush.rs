@@ -13,10 +13,18 @@ use super::client::{CallError, Client};
 use super::fence::{Held, query_id};
 use super::months::Month;
 use super::partition::{Locked, Slot, State};
+use super::patience::doubled;
+use super::recover::Beyond;
 use super::rollup::{self, Share};
 use super::writer::{ClickHouseWriter, PARTITIONS_PER_INSERT};
 use super::{codes, insert, recover, settle};
 use crate::StorageError;
+
+/// Longest deadline of one statement of a recovery.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(1_920);
+
+/// The server rolls up this many times `rebuild_rows` at once.
+const SLICE: u64 = 25;
 
 /// How long the proof of a flush waits for a running write of the same partition before it is left to the next tick.
 const PROOF_PATIENCE: Duration = Duration::from_secs(5);
@@ -46,9 +54,9 @@ pub(crate) async fn flush(writer: &ClickHouseWriter, rolling: &Locked) -> Result
             Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
-        proved = proved.and(result);
+        proved = worst(proved, result);
     }
-    flushed.and(proved)
+    worst(flushed, proved)
 }
 
 async fn flush_slots(writer: &ClickHouseWriter, slots: &[&Arc<Slot>]) -> Result<(), StorageError> {
@@ -137,7 +145,17 @@ async fn prove(writer: &ClickHouseWriter, slot: &Arc<Slot>) -> Result<bool, Stor
 /// Rebuilds the aggregate from the records beyond the horizons. Months with more than `rebuild_rows` of them (the rollups were
 /// emptied, or nobody rolled up for long) are rolled up by the server, so that memory stays bounded. The caller has both locks.
 pub(crate) async fn recover(writer: &ClickHouseWriter, slot: &Arc<Slot>) -> Result<(), StorageError> {
-    let client = writer.client.clone().with_timeout(recover::RECOVERY_TIMEOUT);
+    let repeats = slot.state().repeats;
+    let timeout = doubled(recover::RECOVERY_TIMEOUT, repeats, LONGEST_RECOVERY);
+    let client = writer.client.clone().with_timeout(timeout);
+    let result = rebuild(writer, &client, slot).await;
+    if result.is_err() {
+        slot.state().repeats = repeats.saturating_add(1);
+    }
+    result
+}
+
+async fn rebuild(writer: &ClickHouseWriter, client: &Client, slot: &Arc<Slot>) -> Result<(), StorageError> {
     let in_doubt = {
         let state = slot.state();
         state.recovery_in_doubt || !state.aggregate.in_doubt().is_empty()
@@ -147,16 +165,17 @@ pub(crate) async fn recover(writer: &ClickHouseWriter, slot: &Arc<Slot>) -> Resu
         settle::raise(writer, std::slice::from_ref(slot)).await?;
         slot.state().recovery_in_doubt = false;
     }
-    let partition = slot.partition;
-    let (horizons, generations) = recover::horizons(&client, partition).await?;
+    let (partition, through) = (slot.partition, slot.state().through);
+    let (horizons, generations) = recover::horizons(client, partition).await?;
     let mut aggregate = Aggregate::default();
-    for month in recover::months(&client).await? {
+    for month in recover::months(client).await? {
         let horizon = horizons.get(&month).copied().unwrap_or(0);
-        let rows = recover::count_beyond(&client, partition, month, horizon).await?;
+        let beyond = Beyond { partition, month, horizon, through };
+        let rows = recover::count(client, beyond).await?;
         if rows > writer.config.rebuild_rows && generations.is_empty() {
-            roll_up_on_server(writer, &client, slot, month, horizon).await?;
+            roll_up_on_server(writer, client, slot, beyond, rows).await?;
         } else if rows > 0 {
-            recover::add_beyond(&client, partition, month, horizon, &mut aggregate).await?;
+            recover::add_beyond(client, beyond, &mut aggregate).await?;
         }
     }
     tracing::info!(partition, groups = aggregate.len(), months = horizons.len(), "aggregate is rebuilt");
@@ -164,30 +183,43 @@ pub(crate) async fn recover(writer: &ClickHouseWriter, slot: &Arc<Slot>) -> Resu
     Ok(())
 }
 
+/// In slices of whole batches, each with its horizon: what is done stays done if a later one fails, and none is too large for
+/// one part.
 async fn roll_up_on_server(
     writer: &ClickHouseWriter,
     client: &Client,
     slot: &Slot,
-    month: Month,
-    horizon: i64,
+    mut beyond: Beyond,
+    mut rows: u64,
 ) -> Result<(), StorageError> {
-    let (held, through) = {
+    let (slice, last) = (writer.config.rebuild_rows.max(1) * SLICE, beyond.through);
+    while rows > 0 {
+        beyond.through =
+            if rows <= slice { last } else { recover::end_of_slice(client, beyond, slice).await? };
+        roll_up_slice(writer, client, slot, beyond).await?;
+        beyond = Beyond { horizon: beyond.through, through: last, ..beyond };
+        rows = recover::count(client, beyond).await?;
+    }
+    Ok(())
+}
+
+async fn roll_up_slice(
+    writer: &ClickHouseWriter,
+    client: &Client,
+    slot: &Slot,
+    beyond: Beyond,
+) -> Result<(), StorageError> {
+    let held = {
         let mut state = slot.state();
         state.recovery_in_doubt = true;
-        (state.held, state.through)
+        state.held
     };
-    tracing::info!(
-        partition = held.partition,
-        month = month.0,
-        horizon,
-        through,
-        "the server rolls a month up"
-    );
+    tracing::info!(?beyond, "the server rolls records up");
     let mut client = client.clone().with_setting("query_id", query_id(&[held]));
     for (name, value) in insert::SETTINGS.iter().chain(&ONE_PART) {
         client = client.with_setting(name, *value);
     }
-    match client.execute(&recover::roll_up_statement(held, month, horizon, through)).await {
+    match client.execute(&recover::roll_up_statement(held, beyond)).await {
         Ok(()) => {
             slot.state().recovery_in_doubt = false;
             Ok(())
@@ -196,3 +228,19 @@ async fn roll_up_on_server(
         Err(error) => Err(StorageError::Unavailable(Box::new(error))),
     }
 }
+
+/// Of several partitions' outcomes the one that the caller must act on: whoever is fenced, else the first failure.
+fn worst(one: Result<(), StorageError>, other: Result<(), StorageError>) -> Result<(), StorageError> {
+    match (one, other) {
+        (Err(StorageError::Fenced { partitions: a }), Err(StorageError::Fenced { partitions: b })) => {
+            Err(StorageError::Fenced { partitions: [a, b].concat() })
+        }
+        (Err(fenced @ StorageError::Fenced { .. }), _) | (_, Err(fenced @ StorageError::Fenced { .. })) => {
+            Err(fenced)
+        }
+        (one, other) => one.and(other),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,17 +7,23 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::client::{CallError, Client, push_literal};
+use super::months::TIMESTAMPS;
+use super::patience::Patience;
 use super::rowbinary::RowReader;
 use crate::{IdProbe, StorageError, StoredId};
 
 /// The stream of a large partition's ids takes seconds; between two chunks the server has this long.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Ids asked for in one query.
-const PROBES_PER_QUERY: usize = 5_000;
-
-/// Room for the text of that many probes with the longest metrics.
+/// Probes asked for by key in one query; with the longest metrics its text has 2 MB.
+const KEYS_PER_QUERY: usize = 5_000;
 const MAX_QUERY_SIZE: &str = "4194304";
+
+/// Ids asked for in one query: each reads a granule of the projection in every part.
+const IDS_PER_QUERY: usize = 500;
+
+/// Metrics are 1 to 128 bytes long.
+const LONGEST_METRIC: usize = 128;
 
 /// The partition of a tenant as the topic's producers compute it. `kafkaMurmurHash` has the sign bit cleared already.
 pub(crate) fn partition_expression(partition_count: i32) -> String {
@@ -72,49 +78,75 @@ fn decode(bytes: &[u8]) -> Uuid {
 }
 
 /// Those of the probes that are stored. Most are true repeats and found by the sort key; only the others are looked up by id,
-/// which is dearer (a granule of the projection for each).
-pub(crate) async fn find(client: &Client, probes: &[IdProbe]) -> Result<Vec<StoredId>, StorageError> {
-    let by_ids = client.clone().with_setting("max_query_size", MAX_QUERY_SIZE);
+/// which is dearer (a granule of the projection for each) and so is done in smaller portions.
+pub(crate) async fn find(
+    client: &Client,
+    patience: &Patience,
+    probes: &[IdProbe],
+) -> Result<Vec<StoredId>, StorageError> {
+    let by_ids = client.clone().with_timeout(patience.deadline());
     // A tuple condition on the sort key together with the id makes 26.7 look for the other columns in the id's projection and
     // fail (code 10, only on tables with more than a million rows): here the sort key is wanted, so projections are left aside.
-    let by_keys = by_ids.clone().with_setting("optimize_use_projection_filtering", "0");
-    let mut found = Vec::new();
-    for probes in probes.chunks(PROBES_PER_QUERY) {
-        let wanted: HashSet<(Uuid, Uuid)> =
-            probes.iter().map(|probe| (probe.tenant_id, probe.record_id)).collect();
-        let mut seen = HashSet::new();
-        fetch(&by_keys, &by_key(probes), &wanted, &mut seen, &mut found).await?;
-        let rest: Vec<&IdProbe> =
-            probes.iter().filter(|probe| !seen.contains(&(probe.tenant_id, probe.record_id))).collect();
-        if !rest.is_empty() {
-            fetch(&by_ids, &by_id(&rest), &wanted, &mut seen, &mut found).await?;
-        }
+    let by_keys = by_ids
+        .clone()
+        .with_setting("optimize_use_projection_filtering", "0")
+        .with_setting("max_query_size", MAX_QUERY_SIZE);
+    let mut search = Search {
+        patience,
+        wanted: probes.iter().map(|probe| (probe.tenant_id, probe.record_id)).collect(),
+        seen: HashSet::new(),
+        found: Vec::new(),
+    };
+    // What the table can't hold is not asked for by key; its id may still be there with another content.
+    let possible: Vec<&IdProbe> = probes
+        .iter()
+        .filter(|probe| probe.metric.len() <= LONGEST_METRIC && TIMESTAMPS.contains(&probe.timestamp))
+        .collect();
+    for portion in possible.chunks(KEYS_PER_QUERY) {
+        search.ask(&by_keys, &by_key(portion)).await?;
     }
-    Ok(found)
+    let rest: Vec<&IdProbe> = probes.iter().filter(|probe| !search.has(probe)).collect();
+    for portion in rest.chunks(IDS_PER_QUERY) {
+        search.ask(&by_ids, &by_id(portion)).await?;
+    }
+    patience.answered();
+    Ok(search.found)
 }
 
-async fn fetch(
-    client: &Client,
-    sql: &str,
-    wanted: &HashSet<(Uuid, Uuid)>,
-    seen: &mut HashSet<(Uuid, Uuid)>,
-    found: &mut Vec<StoredId>,
-) -> Result<(), StorageError> {
-    let bytes = client.fetch(sql).await?;
-    let mut rows = RowReader::new(&bytes);
-    while !rows.is_empty() {
-        let (tenant_id, record_id, content_hash) = (rows.uuid()?, rows.uuid()?, rows.array()?);
-        // An id of another tenant is another identity.
-        if wanted.contains(&(tenant_id, record_id)) && seen.insert((tenant_id, record_id)) {
-            found.push(StoredId { record_id, content_hash });
-        }
+struct Search<'a> {
+    patience: &'a Patience,
+    wanted: HashSet<(Uuid, Uuid)>,
+    seen: HashSet<(Uuid, Uuid)>,
+    found: Vec<StoredId>,
+}
+
+impl Search<'_> {
+    fn has(&self, probe: &IdProbe) -> bool {
+        self.seen.contains(&(probe.tenant_id, probe.record_id))
     }
-    Ok(())
+
+    async fn ask(&mut self, client: &Client, sql: &str) -> Result<(), StorageError> {
+        let bytes = client.fetch(sql).await.inspect_err(|error| {
+            if matches!(error, CallError::Timeout) {
+                self.patience.timed_out();
+            }
+        })?;
+        let mut rows = RowReader::new(&bytes);
+        while !rows.is_empty() {
+            let (tenant_id, record_id, content_hash) = (rows.uuid()?, rows.uuid()?, rows.array()?);
+            // An id of another tenant is another identity.
+            let id = (tenant_id, record_id);
+            if self.wanted.contains(&id) && self.seen.insert(id) {
+                self.found.push(StoredId { record_id, content_hash });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The probes travel as one literal that the server parses by columns: half the time of a list of tuples.
 ///
-fn by_key(probes: &[IdProbe]) -> String {
+fn by_key(probes: &[&IdProbe]) -> String {
     let mut lines = String::with_capacity(probes.len() * 130);
     for probe in probes {
         push_uuid(&mut lines, probe.tenant_id);

@@ -6,6 +6,7 @@
 //! calls wait for each other. The state itself is locked for moments only, never while anything is awaited.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::OwnedMutexGuard;
@@ -23,6 +24,8 @@ pub(crate) struct Slot {
     pub(crate) partition: i32,
     writing: Arc<tokio::sync::Mutex<()>>,
     rolling: Arc<tokio::sync::Mutex<()>>,
+    /// Set once `open` has begun to replace this slot: whoever still works on it must not send anything more.
+    dead: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -32,6 +35,7 @@ impl Slot {
             partition: held.partition,
             writing: Arc::default(),
             rolling: Arc::default(),
+            dead: AtomicBool::new(false),
             state: Mutex::new(State::new(held, through)),
         }
     }
@@ -43,6 +47,10 @@ impl Slot {
 
     pub(crate) fn held(&self) -> Held {
         self.state().held
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
     }
 
     pub(crate) async fn writing(self: &Arc<Self>) -> OwnedMutexGuard<()> {
@@ -109,6 +117,7 @@ impl State {
         self.oldest = (!aggregate.is_empty()).then(Instant::now);
         self.aggregate = aggregate;
         self.generations = Arc::new(generations);
+        self.repeats = 0;
         self.recovered = true;
     }
 
@@ -162,8 +171,20 @@ impl Partitions {
         self.slots().insert(slot.partition, Arc::new(slot));
     }
 
-    pub(crate) fn remove(&self, partition: i32) {
-        self.slots().remove(&partition);
+    /// Before a partition is opened anew, and so before the new epoch is chosen: an epoch that a call on the old slot takes
+    /// after that is higher, but the call sees that the slot is dead before it sends anything under it.
+    pub(crate) fn retire(&self, partition: i32) {
+        if let Some(slot) = self.slots().remove(&partition) {
+            slot.dead.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Forgets the slot, unless the partition was opened anew meanwhile.
+    pub(crate) fn forget(&self, slot: &Arc<Slot>) {
+        let mut slots = self.slots();
+        if slots.get(&slot.partition).is_some_and(|known| Arc::ptr_eq(known, slot)) {
+            slots.remove(&slot.partition);
+        }
     }
 
     /// The given partitions, ascending; those that are not held are left out.

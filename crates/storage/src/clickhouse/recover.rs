@@ -14,7 +14,7 @@ use super::rollup::Generations;
 use super::rowbinary::RowReader;
 use crate::StorageError;
 
-/// A takeover may read more than a question does, but never for ever.
+/// A takeover may read more than a question does, but never for ever; doubles at each repeat.
 pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Horizons by month.
@@ -71,15 +71,13 @@ pub(crate) async fn months(client: &Client) -> Result<Vec<Month>, StorageError> 
     Ok(months)
 }
 
-/// Adds the active records of one month beyond its horizon to the aggregate.
+/// Adds the active ones of the records to the aggregate.
 pub(crate) async fn add_beyond(
     client: &Client,
-    partition: i32,
-    month: Month,
-    horizon: i64,
+    beyond: Beyond,
     aggregate: &mut Aggregate,
 ) -> Result<(), StorageError> {
-    let sql = grouped(partition, month, horizon);
+    let sql = grouped(beyond);
     let bytes = client.fetch(&sql).await?;
     let mut rows = RowReader::new(&bytes);
     while !rows.is_empty() {
@@ -98,37 +96,54 @@ pub(crate) async fn add_beyond(
     Ok(())
 }
 
-/// Number of records of one month beyond a horizon.
-pub(crate) async fn count_beyond(
-    client: &Client,
-    partition: i32,
-    month: Month,
-    horizon: i64,
-) -> Result<u64, StorageError> {
-    let sql = format!("SELECT count() FROM usage_records WHERE {}", beyond(partition, month, horizon));
-    let bytes = client.fetch(&sql).await?;
+/// Records of a partition in a month: those of the batches after `horizon` up to `through`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beyond {
+    pub(crate) partition: i32,
+    pub(crate) month: Month,
+    pub(crate) horizon: i64,
+    pub(crate) through: i64,
+}
+
+impl std::fmt::Display for Beyond {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { partition, month, horizon, through } = self;
+        let month = month.0;
+        write!(
+            f,
+            "toYYYYMM(timestamp) = {month} AND kafka_partition = {partition} \
+             AND batch_seq > {horizon} AND batch_seq <= {through}"
+        )
+    }
+}
+
+pub(crate) async fn count(client: &Client, beyond: Beyond) -> Result<u64, StorageError> {
+    let bytes = client.fetch(&format!("SELECT count() FROM usage_records WHERE {beyond}")).await?;
     Ok(RowReader::new(&bytes).u64()?)
 }
 
-/// The records of a partition in a month beyond a horizon.
-fn beyond(partition: i32, month: Month, horizon: i64) -> String {
-    format!("toYYYYMM(timestamp) = {} AND kafka_partition = {partition} AND batch_seq > {horizon}", month.0)
+/// The batch with which the first `rows` of the records end.
+pub(crate) async fn end_of_slice(client: &Client, beyond: Beyond, rows: u64) -> Result<i64, StorageError> {
+    let sql = format!(
+        "SELECT max(batch_seq) FROM (SELECT batch_seq FROM usage_records WHERE {beyond} ORDER BY batch_seq LIMIT {rows})"
+    );
+    let bytes = client.fetch(&sql).await?;
+    Ok(RowReader::new(&bytes).i64()?)
 }
 
-/// Groups the records of a month beyond a horizon; the columns are those of [`add_beyond`].
-fn grouped(partition: i32, month: Month, horizon: i64) -> String {
+/// Groups the records; the columns are those of [`add_beyond`].
+fn grouped(beyond: Beyond) -> String {
     format!(
         "SELECT tenant_id, metric, source, kind, toStartOfFifteenMinutes(timestamp) AS bucket, count() AS record_count, \
          sum(toDecimal256(value, 18)) AS value_sum, min(value) AS value_min, max(value) AS value_max, \
          max((timestamp, UUIDToNum(record_id), value)) AS latest \
-         FROM usage_records WHERE {} AND status = 'active' GROUP BY tenant_id, metric, source, kind, bucket",
-        beyond(partition, month, horizon)
+         FROM usage_records WHERE {beyond} AND status = 'active' GROUP BY tenant_id, metric, source, kind, bucket"
     )
 }
 
-/// The statement by which the server itself rolls a month up to `through`, with its horizon row, as one part.
-pub(crate) fn roll_up_statement(held: Held, month: Month, horizon: i64, through: i64) -> String {
-    let Held { partition, .. } = held;
+/// The statement by which the server itself rolls records up, with the horizon row of `through`, as one part.
+pub(crate) fn roll_up_statement(held: Held, beyond: Beyond) -> String {
+    let Beyond { partition, month, through, .. } = beyond;
     format!(
         "INSERT INTO usage_rollups (tenant_id, metric, source, kind, bucket, kafka_partition, generation, record_count, \
          value_sum, value_min, value_max, latest, horizon) \
@@ -137,7 +152,7 @@ pub(crate) fn roll_up_statement(held: Held, month: Month, horizon: i64, through:
          SELECT *, toInt64(0) AS horizon FROM ({grouped}) UNION ALL \
          SELECT toUUID('{nil}'), '', '', CAST('counter', '{KIND_LITERAL}'), toDateTime({start}, 'UTC'), toUInt64(0), \
          toDecimal256(0, 18), NULL, NULL, {NO_LATEST}, toInt64({through})) WHERE {guard}",
-        grouped = grouped(partition, month, horizon),
+        grouped = grouped(beyond),
         nil = Uuid::nil(),
         start = month.start_seconds(),
         guard = guard(&[held]),

@@ -65,21 +65,29 @@ pub(crate) async fn settle(
     Ok(())
 }
 
-/// Raises one's own epoch for the held partitions and ends what older ones still run. Fails if another owner came between.
-/// The caller has the `writing` locks.
+/// Raises one's own epoch for the held partitions and ends what older ones still run. Fails if another owner came between, or
+/// the partition was opened anew. The caller has the `writing` locks.
 pub(crate) async fn raise(writer: &ClickHouseWriter, slots: &[Arc<Slot>]) -> Result<Vec<Held>, StorageError> {
     let before: Vec<Held> = slots.iter().map(|slot| slot.held()).collect();
+    // Who has lost a partition must not fence its new owner by trying, again and again.
+    refuse_lost(writer, &before).await?;
     let partitions: Vec<i32> = before.iter().map(|held| held.partition).collect();
     let after = writer.fences.raise(&partitions).await?;
-    let lost = writer.fences.lost(&before).await?;
-    if !lost.is_empty() {
-        return Err(StorageError::Fenced { partitions: lost });
+    refuse_lost(writer, &before).await?;
+    let dead: Vec<i32> = slots.iter().filter(|slot| slot.is_dead()).map(|slot| slot.partition).collect();
+    if !dead.is_empty() {
+        return Err(StorageError::Fenced { partitions: dead });
     }
     for (slot, held) in slots.iter().zip(&after) {
         slot.state().held = *held;
     }
     writer.fences.end_older(&after).await?;
     Ok(after)
+}
+
+async fn refuse_lost(writer: &ClickHouseWriter, held: &[Held]) -> Result<(), StorageError> {
+    let lost = writer.fences.lost(held).await?;
+    if lost.is_empty() { Ok(()) } else { Err(StorageError::Fenced { partitions: lost }) }
 }
 
 async fn look(client: &Client, batches: &[Arc<PlannedBatch>]) -> Result<Found, StorageError> {

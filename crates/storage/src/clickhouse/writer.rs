@@ -12,6 +12,7 @@ use super::client::{CallError, Client, Profile};
 use super::fence::{Fences, Held};
 use super::insert::{self, MonthOfBatches, Piece};
 use super::partition::{Locked, Partitions, Slot, lock_rolling, lock_writing};
+use super::patience::{Patience, doubled};
 use super::{bisect, codes, flush, ids, recover, settle};
 use crate::{IdProbe, Opened, PlannedBatch, RefusedRow, StorageError, StoredId, Writer};
 
@@ -26,6 +27,7 @@ pub struct ClickHouseWriter {
     pub(crate) client: Client,
     pub(crate) fences: Fences,
     pub(crate) partitions: Partitions,
+    pub(crate) lookups: Patience,
     pub(crate) config: ClickHouseConfig,
 }
 
@@ -33,13 +35,19 @@ impl ClickHouseWriter {
     pub(crate) fn new(config: &ClickHouseConfig) -> Self {
         let client = Client::new(config, Profile::Writer);
         let fences = Fences::new(client.clone(), Uuid::new_v4());
-        Self { client, fences, partitions: Partitions::default(), config: config.clone() }
+        Self {
+            client,
+            fences,
+            partitions: Partitions::default(),
+            lookups: Patience::new(config.read_timeout),
+            config: config.clone(),
+        }
     }
 
     /// The deadline doubles at each repeat: a block that takes the server longer than the first one would never be stored.
     pub(crate) fn write_timeout(&self, slots: &[Arc<Slot>]) -> Duration {
         let repeats = slots.iter().map(|slot| slot.state().repeats).max().unwrap_or(0);
-        self.config.write_timeout.saturating_mul(1 << repeats.min(16)).min(LONGEST_WRITE)
+        doubled(self.config.write_timeout, repeats, LONGEST_WRITE)
     }
 
     /// Locks the partitions of the batches for writing; the batches come back in the order of the slots.
@@ -147,7 +155,7 @@ async fn encode(pieces: Vec<Piece>) -> Result<super::native::Body, StorageError>
 #[async_trait]
 impl Writer for ClickHouseWriter {
     async fn open(&self, partition: i32) -> Result<Opened, StorageError> {
-        self.partitions.remove(partition);
+        self.partitions.retire(partition);
         let held = self.fences.raise(&[partition]).await?;
         self.fences.end_older(&held).await?;
         let client = self.client.clone().with_timeout(recover::RECOVERY_TIMEOUT);
@@ -217,7 +225,7 @@ impl Writer for ClickHouseWriter {
     }
 
     async fn find(&self, probes: &[IdProbe]) -> Result<Vec<StoredId>, StorageError> {
-        ids::find(&self.client, probes).await
+        ids::find(&self.client, &self.lookups, probes).await
     }
 
     async fn tick(&self, partitions: &[i32]) -> Result<(), StorageError> {
@@ -233,12 +241,11 @@ impl Writer for ClickHouseWriter {
     async fn close(&self, partition: i32, flush: bool) -> Result<(), StorageError> {
         let rolling = lock_rolling(self.partitions.get([partition])).await;
         let writing = lock_writing(rolling.slots.clone()).await;
-        self.partitions.remove(partition);
-        if !flush || rolling.slots.iter().any(|slot| !slot.state().recovered) {
-            return Ok(());
-        }
         drop(writing);
-        flush::flush(self, &rolling).await
+        let wanted = flush && rolling.slots.iter().all(|slot| slot.state().recovered);
+        let result = if wanted { flush::flush(self, &rolling).await } else { Ok(()) };
+        rolling.slots.iter().for_each(|slot| self.partitions.forget(slot));
+        result
     }
 
     fn horizon_age_seconds(&self) -> Vec<(i32, u64)> {

@@ -110,6 +110,52 @@ async fn emptied_rollups_are_rebuilt_by_the_server() {
     assert_eq!(database.rollup_differences().await, Vec::<String>::new());
 }
 
+/// A month that is too large for one statement is rolled up in slices of whole batches.
+#[tokio::test]
+async fn large_months_are_rebuilt_in_slices() {
+    let database = Database::shared();
+    let mut config = database.config();
+    config.rebuild_rows = 100;
+    let storage = ClickHouseStorage::connect(config);
+    storage.migrate().await.unwrap();
+    let writer = storage.writer();
+    take(&*writer, &[0]).await;
+    let oracle = Oracle::default();
+    let mut maker = Maker::new(103, 0, 2);
+    for rows in [1_000, 2_000, 500, 4_000, 100, 900, 1_600, 10] {
+        store(&*writer, &oracle, &[maker.batch_of_a_month(rows)]).await.unwrap();
+    }
+    database.query("SYSTEM STOP MERGES usage_rollups").await;
+    take(&*writer, &[0]).await;
+    let horizons = "SELECT horizon FROM usage_rollups WHERE horizon > 0 ORDER BY horizon";
+    // 2,500 rows at once, up to the end of the batch in which they end.
+    assert_eq!(database.query(horizons).await.concat(), ["2", "4", "7", "8"]);
+    for tenant in &maker.tenants {
+        assert_eq!(ask(&*storage.reader(), *tenant).await.unwrap(), oracle.expected(*tenant));
+    }
+    assert_eq!(database.rollup_differences().await, Vec::<String>::new());
+}
+
+/// Whoever has lost a partition does not add fences by trying again.
+#[tokio::test]
+async fn a_lost_owner_raises_no_fence() {
+    let database = Database::shared();
+    let (storage, other) = (database.storage(), database.storage());
+    storage.migrate().await.unwrap();
+    let (stale, owner) = (storage.writer(), other.writer());
+    take(&*stale, &[0]).await;
+    let mut maker = Maker::new(107, 0, 1);
+    store(&*stale, &Oracle::default(), &[maker.batch(10)]).await.unwrap();
+    take(&*owner, &[0]).await;
+    let fences = || database.query("SELECT count() FROM usage_fences");
+    let before = fences().await;
+    for _ in 0..3 {
+        assert!(matches!(stale.tick(&[0]).await, Err(StorageError::Fenced { .. })));
+        assert!(matches!(stale.settle(&[maker.batch(10)]).await, Err(StorageError::Fenced { .. })));
+    }
+    assert_eq!(fences().await, before);
+}
+
 /// On tables of more than a million rows the server looks at projections, also where they don't fit.
 #[tokio::test]
 async fn ids_are_found_in_a_large_table() {

@@ -166,9 +166,13 @@ pub async fn stored_ids_are_found(bench: &dyn Bench) {
             0 => {}
             // The same id with another time or metric is a conflict, found by the id.
             1 => probe.timestamp += 1,
-            _ => probe.metric = "it's \\ another".into(),
+            _ => probe.metric = "it's \\ another\t\n".into(),
         }
     }
+    // Nobody can store these, but their ids are stored.
+    probes[1].metric = "\\".repeat(1 << 20);
+    probes[2].timestamp = i64::MAX;
+    probes[3].timestamp = i64::MIN;
     // An id of another tenant is another identity.
     probes[0].tenant_id = Uuid::from_u128(u128::MAX);
     probes.extend(self::probes(&never_stored.rows));
