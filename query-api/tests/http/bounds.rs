@@ -93,6 +93,8 @@ async fn stream_meets_a_full_house(path: &str, accept: &str, lines: usize) {
     let response = api.router.clone().oneshot(request.unwrap()).await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
     let (slow, late) = (api.stranger(), api.stranger());
+    // What the control database says is known now: from here on a question goes straight to its turn.
+    assert_eq!(late.get(TOTAL).await.status.as_u16(), 200);
     let asked = api.memory.calls();
     api.memory.set_mood(Mood::HangsFor(slow.tenant));
     let (_, body, ()) = tokio::join!(slow.get(TOTAL), response.into_body().collect(), async {
