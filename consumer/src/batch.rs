@@ -101,6 +101,25 @@ impl Open {
         }
     }
 
+    /// The next batch, with room for as many rows as this one: growing by doubling would hold every column twice for a while.
+    pub fn next(&self, now: Instant) -> Self {
+        let mut next = Self::new(now);
+        let room = self.rows.len();
+        next.ids.reserve(room);
+        let rows = &mut next.rows;
+        rows.record_id.reserve_exact(room);
+        rows.tenant_id.reserve_exact(room);
+        rows.content_hash.reserve_exact(room);
+        rows.offset.reserve_exact(room);
+        rows.ingested_at.reserve_exact(room);
+        rows.kind.reserve_exact(room);
+        rows.value.reserve_exact(room);
+        rows.timestamp.reserve_exact(room);
+        rows.resource_id.reserve_exact(room);
+        rows.subject_id.reserve_exact(room);
+        next
+    }
+
     pub fn is_empty(&self) -> bool {
         self.bounds.is_none()
     }

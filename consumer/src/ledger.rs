@@ -227,7 +227,8 @@ impl Ledger {
         if self.closable().is_none() {
             return (None, None);
         }
-        let open = std::mem::replace(&mut self.open, Open::new(now));
+        let next = self.open.next(now);
+        let open = std::mem::replace(&mut self.open, next);
         if open.deferred.is_empty() {
             let (decided, cut) = self.decide(open, Rows::default(), limits);
             self.closed = Some(Closed::Ready(Arc::new(decided)));

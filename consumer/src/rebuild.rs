@@ -87,3 +87,80 @@ fn forward(message: &OwnedMessage, count: i32, decoder: &Decoder) -> Action {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use usage_schemas::names;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::plan::Runs;
+    use crate::testing::{record, signed};
+
+    fn tenant() -> Uuid {
+        Uuid::from_u128(0x0188_4b5e_0000_4000_8000_0000_0000_0001)
+    }
+
+    /// Rows at 10, 12, 14, 16 and 18, and the plan that keeps all but those in `not_kept`.
+    fn planned(not_kept: &[(i64, NotKept)]) -> (Plan, Vec<OwnedMessage>) {
+        let offsets = [10, 12, 14, 16, 18];
+        let records: Vec<_> =
+            offsets.iter().map(|offset| (*offset, record(tenant(), &format!("{offset}"), 1))).collect();
+        let kept: Vec<_> =
+            records.iter().filter(|(offset, _)| not_kept.iter().all(|(other, _)| other != offset)).collect();
+        let kept_offsets: Vec<i64> = kept.iter().map(|(offset, _)| *offset).collect();
+        let plan = Plan {
+            count: 12,
+            batch_seq: 9,
+            first: 10,
+            last: 18,
+            kept: kept.len() as u64,
+            hash: IdHash::of(kept.iter().map(|(_, record)| &record.record_id)),
+            not_kept: Runs::join(not_kept.iter().copied(), &kept_offsets),
+        };
+        (plan, records.iter().map(|(offset, record)| signed(*offset, record)).collect())
+    }
+
+    #[test]
+    fn what_was_decided_is_done_again_without_a_decision() {
+        let refused = NotKept::Refused(Reason::UnknownUsageType);
+        let (plan, rows) = planned(&[(12, NotKept::Duplicate), (14, refused), (16, NotKept::Forwarded)]);
+        let rebuilt = rebuild(&plan, 3, rows, &Decoder::new()).unwrap();
+        assert_eq!((rebuilt.batch.partition, rebuilt.batch.batch_seq), (3, 9));
+        assert_eq!(rebuilt.batch.rows.offset, [10, 18]);
+        let hash = ids::content_hash(&record(tenant(), "18", 1).borrowed());
+        assert_eq!(rebuilt.batch.rows.content_hash[1], hash);
+        let outgoing: Vec<_> =
+            rebuilt.outgoing.iter().map(|out| (out.message.offset, out.action.clone())).collect();
+        let letter =
+            Action::DeadLetter { reason: Reason::UnknownUsageType, error: "refused before a restart".into() };
+        let forward = Action::Forward { partition: partition_of(tenant(), 12), hops: 1 };
+        assert_eq!(outgoing, [(14, letter), (16, forward)]);
+    }
+
+    #[test]
+    fn a_forwarded_record_is_counted_on() {
+        let (plan, mut rows) = planned(&[(16, NotKept::Forwarded)]);
+        let header = rdkafka::message::Header { key: names::HEADER_FORWARDED, value: Some("1") };
+        rows[3].headers = rows[3].headers.take().map(|headers| headers.insert(header));
+        let rebuilt = rebuild(&plan, 3, rows, &Decoder::new()).unwrap();
+        assert!(matches!(rebuilt.outgoing[0].action, Action::Forward { hops: 2, .. }));
+    }
+
+    #[test]
+    fn rows_that_are_not_those_of_the_plan_are_refused() {
+        let decoder = Decoder::new();
+        let (plan, mut rows) = planned(&[]);
+        rows.remove(2);
+        let error = rebuild(&plan, 3, rows, &decoder).unwrap_err();
+        assert_eq!(error, RebuildError::Count { planned: 5, found: 4 });
+
+        let (plan, mut rows) = planned(&[]);
+        rows.swap(0, 1);
+        assert!(matches!(rebuild(&plan, 3, rows, &decoder), Err(RebuildError::Hash { .. })));
+
+        let (plan, mut rows) = planned(&[]);
+        rows[4].value = None;
+        assert_eq!(rebuild(&plan, 3, rows, &decoder).unwrap_err(), RebuildError::Undecodable(18));
+    }
+}
