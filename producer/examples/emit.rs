@@ -23,12 +23,13 @@ async fn main() -> anyhow::Result<()> {
         token_id: None,
     };
     // Before the transaction: whatever needs another service.
-    let auth = usage.authorize_emit(&ctx, "llm.tokens").await?;
+    let auth = usage.authorize_emit(&ctx, "llm.input_tokens").await?;
 
     let mut tx = pool.begin().await?;
     let order = Uuid::new_v4();
     // … the business work of `order` …
-    let tokens = NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1250")?, order.to_string())
+    let value = Quantity::parse("1250")?;
+    let tokens = NewRecord::counter(ctx.tenant_id, "llm.input_tokens", value, order.to_string())
         .with_metadata(r#"{"model":"small"}"#);
     let record_id = usage.emit(&mut tx, &ctx, tokens, &auth).await?;
     tx.commit().await?;

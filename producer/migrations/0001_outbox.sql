@@ -80,7 +80,8 @@ CREATE TABLE usage_outbox_dead_letters (
   failed_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Rows of a source that the relay has no key for: a fault of its configuration. They come back by themselves once it has one.
+-- Rows that the relay can't send yet: of a source that it has no key for, or of a payload type that a newer emitter writes and it does not
+-- know. They come back by themselves once it has the key, or once a relay that knows the type runs.
 CREATE TABLE usage_outbox_waiting (
   waiting_id   bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   part         smallint    NOT NULL,
@@ -93,7 +94,9 @@ CREATE TABLE usage_outbox_waiting (
   payload      bytea       NOT NULL,
   waiting_since timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-CREATE INDEX usage_outbox_waiting_source ON usage_outbox_waiting (source, waiting_id);
+-- Hashes, since texts may be longer than an index takes.
+CREATE INDEX usage_outbox_waiting_why
+  ON usage_outbox_waiting (hashtextextended(source, 0), hashtextextended(payload_type, 0), waiting_id);
 
 -- One row: this outbox's own id, which completeness markers carry.
 CREATE TABLE usage_outbox_identity (

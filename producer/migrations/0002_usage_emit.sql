@@ -5,9 +5,22 @@
 -- It returns the record's id, writes one row, and does nothing else. What a database can check is checked here; an error has SQLSTATE
 -- 22023, a message `usage_emit: <parameter>: <what is wrong>` and the parameter as its column name. The row's source is left NULL: that is
 -- the relay's default_source. The payload is JSON (usage-schemas, src/json.rs); the relay encodes it as Avro.
+--
+-- Times are kept in microseconds. Postgres itself rounds a text with more digits while it makes a timestamptz of it, before this function
+-- sees it; the Rust client cuts them off. A record that is emitted again under its key has to state the same time, to the
+-- microsecond, or it contradicts the first one: so pass occurred_at, in microseconds, wherever an operation may be retried.
 
 -- Greatest length of metadata in bytes. Replace it to allow less or more; the consumer has a bound of its own.
 CREATE FUNCTION usage_emit_metadata_bytes() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 8192;
+
+-- How many objects and arrays are open at the deepest place of a JSON text. Brackets in strings don't count.
+CREATE FUNCTION usage_emit_metadata_depth(metadata text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN (
+  SELECT coalesce(max(open), 0) FROM (
+    SELECT sum(CASE WHEN bracket IN ('{', '[') THEN 1 ELSE -1 END) OVER (ORDER BY place) AS open
+    FROM unnest(string_to_array(
+      regexp_replace(regexp_replace(metadata, '"([^"\\]|\\.)*"', '', 'g'), '[^][{}]+', '', 'g'), NULL)) WITH ORDINALITY AS b (bracket, place)
+  ) AS walk
+);
 
 -- A name: 1 to 128 of a-z 0-9 _ . -, first a letter. NULL if it is one, else what is wrong.
 CREATE FUNCTION usage_emit_name_fault(name text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN
@@ -117,6 +130,9 @@ BEGIN
       PERFORM usage_emit_fail('metadata', format('has %s bytes, %s are allowed', size, usage_emit_metadata_bytes()));
     ELSIF json_typeof(metadata) <> 'object' THEN
       PERFORM usage_emit_fail('metadata', 'is not a JSON object');
+    -- Few texts have so many brackets at all.
+    ELSIF length(metadata::text) - length(translate(metadata::text, '{[', '')) > 128 AND usage_emit_metadata_depth(metadata::text) > 128 THEN
+      PERFORM usage_emit_fail('metadata', 'is more than 128 levels deep');
     END IF;
   END IF;
 
@@ -149,6 +165,9 @@ BEGIN
   )::text, 'UTF8'));
   RETURN record_id;
 END $emit$;
+
+COMMENT ON FUNCTION usage_emit(uuid, text, numeric, text, timestamptz, text, uuid, text, uuid, text, json) IS
+  'Emits one usage record in the caller''s transaction and returns its id. occurred_at is kept in microseconds; a retry under the same idempotency_key has to pass the same occurred_at, value and fields, or it is refused as a contradiction.';
 
 -- Whatever search_path the caller has, the functions find this schema's tables and the system's operators.
 DO $do$

@@ -8,7 +8,7 @@ mod row;
 use std::sync::Arc;
 use std::time::Duration;
 
-use usage_access::SecurityContext;
+use usage_access::{Scope, SecurityContext};
 use usage_schemas::codec::Encoder;
 use usage_schemas::{Bounds, Kind, Timestamp, UsageRecord, ids, names, validate};
 use usage_service::clock;
@@ -112,8 +112,11 @@ impl ScopedCollector {
 
     /// Finds out, before a transaction is open, whether the caller may emit `metric`.
     ///
-    /// Everything that needs another service belongs here. Policies, quotas and usage types are not asked for yet; a caller without a
-    /// tenant is refused.
+    /// Everything that needs another service belongs here. Policies, quotas and usage types are not asked for yet.
+    ///
+    /// # Errors
+    /// [`EmitError::Denied`] for a caller without the scope `usage:emit` or without a tenant; [`EmitError::InvalidRecord`] for a module or a
+    /// metric that is no name.
     pub async fn authorize_emit(
         &self,
         ctx: &SecurityContext,
@@ -121,7 +124,7 @@ impl ScopedCollector {
     ) -> Result<EmitAuthorization, EmitError> {
         validate::name("source", &self.module)?;
         validate::name("metric", metric)?;
-        if ctx.tenant_id.is_nil() {
+        if ctx.tenant_id.is_nil() || !ctx.has(Scope::Emit) {
             return Err(EmitError::Denied { metric: metric.into() });
         }
         Ok(EmitAuthorization::issue(&self.module, metric, ctx, Constraints::default()))

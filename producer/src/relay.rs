@@ -19,6 +19,7 @@ mod pg_time;
 mod rows;
 mod sender;
 mod session;
+mod set_aside;
 mod supervisor;
 
 use std::collections::BTreeMap;

@@ -36,6 +36,8 @@ pub fn produce(topic: &str, backlog: &Backlog, progress: impl Fn(u64)) -> anyhow
         .set("bootstrap.servers", testing::kafka_brokers())
         .set("acks", "all")
         .set("enable.idempotence", "true")
+        // More than one lets librdkafka report a refused batch as delivered (docs/adr/0002): the backlog would be short.
+        .set("max.in.flight", "1")
         .set("linger.ms", "20")
         .set("batch.num.messages", "20000")
         .set("batch.size", "1000000")

@@ -10,7 +10,9 @@ pub struct NewRecord {
     pub metric: String,
     pub kind: Kind,
     pub value: Quantity,
-    /// When it happened; the time of the emit if absent.
+    /// When it happened, to the microsecond; the time of the emit if absent. A repeat under the same key has to state the same time, or it
+    /// contradicts the first record: state it wherever an operation may be retried. [`Timestamp::parse`] cuts digits beyond microseconds
+    /// off, while Postgres rounds them before `usage_emit` sees them, so both doors get the same record from microseconds only.
     pub timestamp: Option<Timestamp>,
     /// 1 to 255 bytes; required for a counter. The same key of the same tenant is the same record, for ever.
     pub idempotency_key: Option<String>,

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use futures::FutureExt;
-use usage_access::Scopes;
+use usage_access::{Scope, Scopes};
 use usage_schemas::Quantity;
 use usage_schemas::codec::Decoder;
 
@@ -35,7 +35,7 @@ fn caller(tenant_id: Uuid) -> SecurityContext {
         tenant_id,
         subject_id: Some(SUBJECT),
         subject_type: Some("user".into()),
-        scopes: Scopes::default(),
+        scopes: Scopes::NONE.with(Scope::Emit),
         token_id: None,
     }
 }
@@ -201,6 +201,20 @@ fn authorize_refuses_what_can_never_be_emitted() {
     assert_eq!(ask("LLM", TENANT, "llm.tokens").unwrap_err().field(), Some("source"));
     assert_eq!(ask("llm-gateway", TENANT, "").unwrap_err().field(), Some("metric"));
     assert!(matches!(ask("llm-gateway", Uuid::nil(), "llm.tokens"), Err(EmitError::Denied { .. })));
+}
+
+#[test]
+fn authorize_asks_for_the_scope_to_emit() {
+    let others =
+        Scope::ALL.into_iter().filter(|scope| *scope != Scope::Emit).fold(Scopes::NONE, Scopes::with);
+    let ask = |scopes| {
+        let ctx = SecurityContext { scopes, ..caller(TENANT) };
+        scoped().authorize_emit(&ctx, "llm.tokens").now_or_never().unwrap()
+    };
+    for scopes in [Scopes::NONE, others] {
+        assert!(matches!(ask(scopes), Err(EmitError::Denied { metric }) if metric == "llm.tokens"));
+    }
+    assert!(ask(others.with(Scope::Emit)).is_ok() && ask(Scopes::NONE.with(Scope::Emit)).is_ok());
 }
 
 #[test]

@@ -80,26 +80,54 @@ pub(crate) struct Message<'a> {
 pub(crate) struct Impossible {
     /// A fixed word.
     pub reason: &'static str,
-    pub error: String,
+    error: String,
 }
 
-/// Makes the message of a row: Avro as it is, JSON encoded as Avro, all of it signed.
+impl Impossible {
+    /// The error may quote the payload, which anybody wrote: what is kept of it is short and printable ASCII, so that every database
+    /// takes it. Postgres refuses U+0000, and characters that its encoding does not have.
+    pub(crate) fn new(reason: &'static str, error: &str) -> Self {
+        let mut kept = String::new();
+        for character in error.chars() {
+            let before = kept.len();
+            match character {
+                ' '..='~' => kept.push(character),
+                _ => kept.extend(character.escape_default()),
+            }
+            if kept.len() > ERROR_BYTES {
+                kept.truncate(before);
+                kept.push_str("...");
+                break;
+            }
+        }
+        Self { reason, error: kept }
+    }
+
+    /// Printable ASCII, bounded.
+    pub(crate) fn error(&self) -> &str {
+        &self.error
+    }
+}
+
+/// Greatest length of a dead letter's error, but for the dots that say that it went on.
+const ERROR_BYTES: usize = 500;
+
+/// The payload types that this relay can send. A row of another one waits for a relay that knows it.
+pub(crate) const PAYLOAD_TYPES: [&str; 2] = [names::PAYLOAD_RECORD, names::PAYLOAD_RECORD_JSON];
+
+/// Makes the message of a row of one of the [`PAYLOAD_TYPES`]: Avro as it is, JSON encoded as Avro, all of it signed.
 pub(crate) fn message<'a>(
     encoder: &Encoder,
     source: &Source,
     row: &'a Row,
 ) -> Result<Message<'a>, Impossible> {
     let Some(payload) = row.payload.as_deref() else {
-        let error = format!("the payload has {} bytes", row.payload_bytes);
-        return Err(Impossible { reason: TOO_LARGE, error });
+        return Err(Impossible::new(TOO_LARGE, &format!("the payload has {} bytes", row.payload_bytes)));
     };
-    let value = match row.payload_type.as_str() {
-        names::PAYLOAD_RECORD => Cow::Borrowed(payload),
-        names::PAYLOAD_RECORD_JSON => Cow::Owned(avro(encoder, &source.name, row.tenant_id, payload)?),
-        other => {
-            let error = format!("the payload type {other:?} is not known to this relay");
-            return Err(Impossible { reason: UNKNOWN_PAYLOAD_TYPE, error });
-        }
+    let value = if row.payload_type == names::PAYLOAD_RECORD_JSON {
+        Cow::Owned(avro(encoder, &source.name, row.tenant_id, payload)?)
+    } else {
+        Cow::Borrowed(payload)
     };
     let key = row.tenant_id.to_string();
     let signature = source.key.sign(key.as_bytes(), &value);
@@ -120,13 +148,12 @@ pub(crate) const TOO_LARGE: &str = "too_large";
 /// Reason of a dead letter: the broker takes the record for invalid.
 pub(crate) const REFUSED: &str = "refused_by_broker";
 const NOT_ENCODABLE: &str = "not_encodable";
-const UNKNOWN_PAYLOAD_TYPE: &str = "unknown_payload_type";
 
 fn avro(encoder: &Encoder, source: &str, tenant_id: Uuid, payload: &[u8]) -> Result<Vec<u8>, Impossible> {
-    let impossible = |error: String| Impossible { reason: NOT_ENCODABLE, error };
-    let record = json::decode(payload, source).map_err(|invalid| impossible(invalid.to_string()))?;
+    let impossible = |error: &str| Impossible::new(NOT_ENCODABLE, error);
+    let record = json::decode(payload, source).map_err(|invalid| impossible(&invalid.to_string()))?;
     if record.tenant_id != tenant_id {
-        return Err(impossible("tenant_id: is not the row's".into()));
+        return Err(impossible("tenant_id: is not the row's"));
     }
     Ok(encoder.encode(&record))
 }

@@ -126,10 +126,16 @@ impl Lanes {
         usize::try_from(count).is_ok_and(|count| self.lanes.values().filter(closed).count() >= count)
     }
 
-    /// Whether a partition has opened, or its next attempt is due, since the last time this was asked.
-    pub(crate) fn take_reopened(&mut self, now: Instant) -> bool {
-        let due = |lane: &Lane| matches!(lane.state, State::Failing { retry_at } if now >= retry_at && lane.in_flight == 0);
-        std::mem::take(&mut self.reopened) || self.lanes.values().any(due)
+    /// Whether a partition has opened since the last time this was asked.
+    pub(crate) fn take_reopened(&mut self) -> bool {
+        std::mem::take(&mut self.reopened)
+    }
+
+    /// Whether the next attempt at some partition is due and has not begun.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.lanes.values().any(|lane| {
+            matches!(lane.state, State::Failing { retry_at } if now >= retry_at && lane.in_flight == 0)
+        })
     }
 
     /// Opens the partitions whose next attempt was due at `then` and for which there was nothing to attempt.
@@ -177,7 +183,7 @@ mod tests {
             lanes.delivered(3);
         }
         assert_eq!(lanes.awaited(), 0);
-        assert!(!lanes.take_reopened(now));
+        assert!(!lanes.take_reopened() && !lanes.is_due(now));
     }
 
     #[test]
@@ -193,12 +199,12 @@ mod tests {
         }
         assert!(!lanes.admit(0, now) && lanes.admit(1, now), "the others go on");
         let later = now + BASE;
-        assert!(lanes.take_reopened(later));
+        assert!(lanes.is_due(later) && !lanes.take_reopened());
         assert_eq!((0..200).filter(|_| lanes.admit(0, later)).count(), PROBE);
-        assert!(!lanes.take_reopened(later), "an attempt is on its way");
+        assert!(!lanes.is_due(later), "an attempt is on its way");
         assert_eq!(lanes.awaited(), 1, "a probe is not waited for");
         lanes.delivered(0);
-        assert!(lanes.take_reopened(later) && lanes.admit(0, later));
+        assert!(lanes.take_reopened() && lanes.admit(0, later));
     }
 
     #[test]
@@ -228,7 +234,7 @@ mod tests {
         lanes.delivered(0);
         assert!(!lanes.admit(0, now));
         lanes.withdrawn(0);
-        assert!(lanes.take_reopened(now) && lanes.admit(0, now));
+        assert!(lanes.take_reopened() && lanes.admit(0, now));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! Crash windows: before the acknowledgement the row is there and is sent again; between acknowledgement and delete it is sent again as well
 //! and its id makes the second copy harmless; after the delete it is in Kafka. There is no window in which it is in neither.
 
+mod course;
 mod flights;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,21 +18,20 @@ use usage_schemas::partition::partition_of;
 use usage_service::retry::Backoff;
 use usage_service::{error_chain, metric_names};
 
+use self::course::{Course, Part};
 use self::flights::{Dead, Flight, Flights, Landing};
-use super::encode;
-use super::floor::{Floor, Pass};
+use super::encode::{self, PAYLOAD_TYPES};
 use super::lanes::Lanes;
 use super::rows::{self, Row, RowKey};
 use super::sender::{Report, Ticket, Via};
 use super::session::{self, Database, ServerId};
+use super::set_aside::{self, Aside};
 use super::{Horizon, Shared, Trouble};
 
 /// How long healthy partitions of the topic may take before a poll goes on without their acknowledgements.
 const AWAIT: Duration = Duration::from_millis(200);
-/// How often a poll starts from 0, whatever the floor is: a row wrongly below it is late, not lost.
-const BELT: Duration = Duration::from_secs(60);
-/// While partitions of the topic are closed, polls go on behind what was seen; this often at most they start from the floor again.
-const SWEEP: Duration = Duration::from_secs(1);
+/// When a row is looked at again that the database refused to move out of the way.
+const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// What the worker of a partition is told by its supervisor.
 pub(crate) struct Orders {
@@ -51,23 +51,15 @@ pub(crate) struct Worker {
     orders: Orders,
     woken: watch::Receiver<u64>,
     server: Option<ServerId>,
-    floor: Floor,
+    course: Course,
     lanes: Lanes,
     flights: Flights,
     reports: mpsc::UnboundedReceiver<Report>,
     reporter: mpsc::UnboundedSender<Report>,
     acked: Vec<RowKey>,
-    belt_at: Instant,
-    behind: Option<Behind>,
+    /// Rows that the database refused to move out of the way, and until when they are left lying.
+    refused: HashMap<RowKey, Instant>,
     last_error: Option<RDKafkaErrorCode>,
-}
-
-/// Polls while some partition of the topic is closed.
-#[derive(Debug, Clone, Copy)]
-struct Behind {
-    /// Everything up to here was seen.
-    cursor: i64,
-    sweep_at: Instant,
 }
 
 impl Worker {
@@ -82,13 +74,12 @@ impl Worker {
             shared,
             orders,
             server: None,
-            floor: Floor::default(),
+            course: Course::new(Instant::now()),
             flights: Flights::default(),
             reports,
             reporter,
             acked: Vec::new(),
-            belt_at: Instant::now() + BELT,
-            behind: None,
+            refused: HashMap::new(),
             last_error: None,
         }
     }
@@ -121,11 +112,13 @@ impl Worker {
             self.check_server()?;
             self.take_reports();
             self.clear_landed(&mut connection).await?;
-            let produced = if self.may_work() { self.pass(&mut connection).await? } else { 0 };
+            let looked = self.look(&mut connection).await?;
             backoff.reset();
             let settings = &self.shared.settings;
-            pause = if produced > 0 { settings.poll_min } else { (pause * 2).min(settings.poll_max) };
-            self.rest(pause).await;
+            pause = if looked.produced > 0 { settings.poll_min } else { (pause * 2).min(settings.poll_max) };
+            if !looked.more {
+                self.rest(pause).await;
+            }
         }
         Ok(())
     }
@@ -145,8 +138,7 @@ impl Worker {
         let mut connection = self.database.connect_scanner().await?;
         let server = session::server_id(&mut connection).await?;
         // The floor belongs to a connection. What is in hand belongs to a server: elsewhere the same id may be another row.
-        self.floor.reset();
-        self.behind = None;
+        self.course.reset();
         if self.server.as_ref() != Some(&server) {
             if let Some(before) = &self.server {
                 tracing::warn!(partition = self.part, before = %before, now = %server, "the source database is another server now");
@@ -154,6 +146,7 @@ impl Worker {
             self.flights.forget();
             self.lanes = Lanes::new(self.shared.settings.backoff_base, self.shared.settings.backoff_max);
             self.acked.clear();
+            self.refused.clear();
             self.server = Some(server);
         }
         Ok(connection)
@@ -169,66 +162,42 @@ impl Worker {
         if horizon.server == self.server { horizon.proven } else { 0 }
     }
 
-    /// One look through the partition, from its floor or, while something is closed, from where the last one ended. Returns how many
-    /// messages it produced.
-    async fn pass(&mut self, connection: &mut PgConnection) -> Result<usize, sqlx::Error> {
-        let Some(partitions) = self.shared.sender().partitions() else { return Ok(0) };
-        let begun = Instant::now();
-        let reopened = self.lanes.take_reopened(begun);
-        let mut sweep = self.behind.is_none_or(|behind| reopened || begun >= behind.sweep_at);
-        if begun >= self.belt_at {
-            self.belt_at = begun + BELT;
-            self.floor.reset();
-            sweep = true;
-        }
-        let cursor = self.behind.filter(|_| !sweep).map(|behind| behind.cursor);
-        let mut pass = Pass::begin(cursor.unwrap_or(self.floor.get()), self.proven());
-        let mut left = BTreeSet::new();
-        let (mut produced, mut skipped) = (0, false);
-        let mut last_seen = pass.next_page();
-        while pass.more() && self.may_work() && !self.lanes.all_closed(partitions, Instant::now()) {
-            let settings = &self.shared.settings;
-            let (limit, max_bytes) = (settings.batch_rows, self.shared.max_payload());
-            let page = rows::scan(connection, self.part, pass.next_page(), limit, max_bytes).await?;
-            let last = page.rows.last().map(|row| row.key.id);
-            pass.page(last, page.full);
-            last_seen = last.unwrap_or(last_seen);
-            left.extend(page.rows.iter().map(|row| row.key));
-            let sorted = self.sort_out(&page.rows, partitions).await;
-            produced += sorted.produced;
-            skipped |= sorted.skipped;
-            let mut gone = self.park(connection, sorted.unconfigured).await?;
-            gone.extend(self.bury(connection, sorted.dead).await?);
-            self.await_reports().await;
-            gone.extend(self.clear_landed(connection).await?);
-            for key in gone {
-                left.remove(&key);
+    /// Reads a page of the walk, and one of what is new while rows are left lying.
+    async fn look(&mut self, connection: &mut PgConnection) -> Result<Looked, sqlx::Error> {
+        let mut looked = Looked::default();
+        let Some(partitions) = self.shared.sender().partitions() else { return Ok(looked) };
+        if self.may_read(partitions) {
+            self.course.begin(Instant::now(), self.proven(), &mut self.lanes);
+            for part in [Part::Walk, Part::Tail] {
+                let Some(from) = self.course.next(part).filter(|_| self.may_read(partitions)) else {
+                    continue;
+                };
+                let begun = Instant::now();
+                let (limit, max_bytes) = (self.shared.settings.batch_rows, self.shared.max_payload());
+                let page = rows::scan(connection, self.part, from, limit, max_bytes).await?;
+                self.course.read(part, page.rows.iter().map(|row| row.key), page.full);
+                let sorted = self.sort_out(&page.rows, partitions).await;
+                looked.produced += sorted.produced;
+                self.set_aside(connection, sorted.waiting, sorted.dead).await?;
+                self.await_reports().await;
+                self.clear_landed(connection).await?;
+                if part == Part::Walk {
+                    self.course.walked(sorted.skipped, begun.elapsed(), Instant::now(), &mut self.lanes);
+                }
+                looked.more = self.course.is_walking() || (part == Part::Tail && page.full);
             }
         }
-        self.floor.advance(&pass, left.first().map(|key: &RowKey| key.id));
-        if sweep && !pass.more() {
-            self.lanes.open_unused(begun);
-        }
-        // A pass that was cut short has not seen everything.
-        self.remember(sweep, skipped || (cursor.is_none() && pass.more()), last_seen, begun);
-        Ok(produced)
-    }
-
-    /// Decides where the next pass begins, and says how Kafka takes the rows.
-    fn remember(&mut self, sweep: bool, skipped: bool, last_seen: i64, begun: Instant) {
-        let now = Instant::now();
-        self.behind = match self.behind {
-            _ if sweep && !skipped => None,
-            // A sweep reads everything that is closed again: it may take a tenth of the time.
-            _ if sweep => Some(Behind { cursor: last_seen, sweep_at: now + SWEEP.max((now - begun) * 10) }),
-            Some(behind) => Some(Behind { cursor: behind.cursor.max(last_seen), ..behind }),
-            None => None,
-        };
         let trouble = self.lanes.is_failing().then(|| Trouble {
             error: self.last_error.map(|code| code.to_string()).unwrap_or_default(),
-            wait: self.lanes.longest_wait(now),
+            wait: self.lanes.longest_wait(Instant::now()),
         });
         self.shared.report(self.part, trouble);
+        Ok(looked)
+    }
+
+    /// Whether it makes sense to read rows now.
+    fn may_read(&self, partitions: i32) -> bool {
+        self.may_work() && !self.lanes.all_closed(partitions, Instant::now())
     }
 
     /// Produces what can be produced now.
@@ -239,14 +208,23 @@ impl Worker {
         let mut by_source: Vec<(Arc<encode::Source>, u32)> = Vec::new();
         for row in rows {
             let id = row.key.id;
-            if self.flights.contains(id) {
+            let refused = self.refused.get(&row.key).is_some_and(|until| Instant::now() < *until);
+            if refused || self.flights.contains(id) {
                 sorted.skipped = true;
                 continue;
             }
             let Some(source) = shared.sources.of(row.source.as_deref()) else {
-                sorted.unconfigured.push((row.key, row.source.clone()));
+                sorted.waiting.push((
+                    row.key,
+                    format!("source {} is not configured", set_aside::label(row.source.as_deref())),
+                ));
                 continue;
             };
+            if !PAYLOAD_TYPES.contains(&row.payload_type.as_str()) {
+                let what = format!("payload type {} is not known", set_aside::label(Some(&row.payload_type)));
+                sorted.waiting.push((row.key, what));
+                continue;
+            }
             let partition = partition_of(row.tenant_id, partitions);
             if self.flights.len() >= most || !self.may_work() || !self.lanes.admit(partition, Instant::now())
             {
@@ -284,63 +262,64 @@ impl Worker {
         sorted
     }
 
-    /// Moves rows of sources without a key out of the way. Returns their names.
-    async fn park(
+    /// Moves rows out of the way: those that have to wait, with the reason, and those that can never be sent.
+    async fn set_aside(
         &mut self,
         connection: &mut PgConnection,
-        unconfigured: Vec<(RowKey, Option<String>)>,
-    ) -> Result<Vec<RowKey>, sqlx::Error> {
-        if unconfigured.is_empty() {
-            return Ok(Vec::new());
-        }
-        let keys: Vec<RowKey> = unconfigured.iter().map(|(key, _)| *key).collect();
-        rows::park(connection, self.part, &keys).await?;
-        let sources: BTreeSet<&str> =
-            unconfigured.iter().map(|(_, source)| source.as_deref().unwrap_or("(none)")).collect();
-        tracing::error!(
-            partition = self.part,
-            rows = keys.len(),
-            ?sources,
-            "outbox rows wait: their source is not configured"
-        );
-        Ok(keys)
-    }
-
-    /// Moves rows that can never be sent to the dead letters. Returns their names.
-    async fn bury(
-        &mut self,
-        connection: &mut PgConnection,
+        waiting: Vec<(RowKey, String)>,
         dead: Vec<Dead>,
-    ) -> Result<Vec<RowKey>, sqlx::Error> {
-        if dead.is_empty() {
-            return Ok(Vec::new());
+    ) -> Result<(), sqlx::Error> {
+        if waiting.is_empty() && dead.is_empty() {
+            return Ok(());
         }
-        let rows = dead.iter().map(|dead| (dead.key, dead.why.reason, dead.why.error.clone())).collect();
-        rows::bury(connection, self.part, rows).await?;
-        for Dead { key, source, why } in &dead {
+        let mut moves: Vec<(RowKey, Aside)> = waiting.iter().map(|(key, _)| (*key, Aside::Waiting)).collect();
+        moves.extend(dead.iter().map(|dead| {
+            (dead.key, Aside::Dead { reason: dead.why.reason, error: dead.why.error().to_string() })
+        }));
+        let refused = set_aside::move_rows(connection, self.part, moves).await?;
+        let now = Instant::now();
+        self.refused.retain(|_, until| now < *until);
+        self.refused.extend(refused.iter().map(|refused| (refused.key, now + REFUSED_AGAIN)));
+        if let Some(first) = refused.first() {
+            tracing::error!(
+                partition = self.part,
+                rows = refused.len(),
+                id = first.key.id,
+                error = %error_chain(&first.error),
+                "the database refuses to move outbox rows out of the way; they stay and are tried again"
+            );
+        }
+        let moved = |key: &RowKey| !refused.iter().any(|refused| refused.key == *key);
+        let reasons: BTreeSet<&str> =
+            waiting.iter().filter(|(key, _)| moved(key)).map(|(_, what)| what.as_str()).take(10).collect();
+        if !reasons.is_empty() {
+            tracing::error!(partition = self.part, ?reasons, "outbox rows wait until a relay can send them");
+        }
+        self.course.gone(waiting.iter().map(|(key, _)| key).filter(|key| moved(key)));
+        for Dead { key, source, why } in dead.iter().filter(|dead| moved(&dead.key)) {
             source.dead_letters.increment(1);
+            self.course.gone([key]);
             tracing::error!(
                 partition = self.part,
                 id = key.id,
                 source = source.name,
                 reason = why.reason,
-                error = why.error,
+                error = why.error(),
                 "outbox row can never be produced"
             );
         }
-        Ok(dead.iter().map(|dead| dead.key).collect())
+        Ok(())
     }
 
-    /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters. Returns their names.
-    async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<Vec<RowKey>, sqlx::Error> {
-        let mut gone = Vec::new();
+    /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters.
+    async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         if !self.acked.is_empty() {
             rows::delete(connection, self.part, &self.acked).await?;
-            gone.append(&mut self.acked);
+            self.course.gone(&self.acked);
+            self.acked.clear();
         }
         let dead = self.flights.take_dead();
-        gone.extend(self.bury(connection, dead).await?);
-        Ok(gone)
+        self.set_aside(connection, Vec::new(), dead).await
     }
 
     /// Waits for the acknowledgements of what went to partitions that answer.
@@ -377,7 +356,7 @@ impl Worker {
             Landing::Suspect(flight) => {
                 // It is sent again alone, at once: the batch it was in may have been the fault.
                 self.lanes.withdrawn(flight.partition);
-                self.sweep_soon();
+                self.course.look_again();
             }
             Landing::Dead(partition) => self.lanes.withdrawn(partition),
             Landing::Failed(flight, code) => {
@@ -395,12 +374,6 @@ impl Worker {
                     tracing::error!(partition = self.part, kafka_partition = flight.partition, source = flight.source.name, error = %code, backoff_ms = wait.as_millis(), "kafka does not take outbox rows; they are kept and sent again");
                 }
             }
-        }
-    }
-
-    fn sweep_soon(&mut self) {
-        if let Some(behind) = &mut self.behind {
-            behind.sweep_at = Instant::now();
         }
     }
 
@@ -447,12 +420,21 @@ impl Worker {
     }
 }
 
+/// What one look has found.
+#[derive(Default)]
+struct Looked {
+    produced: usize,
+    /// There is more to read at once.
+    more: bool,
+}
+
 /// What became of a page's rows.
 #[derive(Default)]
 struct Sorted {
     produced: usize,
     /// Some have to be looked at again.
     skipped: bool,
-    unconfigured: Vec<(RowKey, Option<String>)>,
+    /// Can't be sent yet, and why.
+    waiting: Vec<(RowKey, String)>,
     dead: Vec<Dead>,
 }

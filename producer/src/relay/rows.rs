@@ -119,7 +119,7 @@ pub(crate) async fn delete(
             "DELETE FROM usage_outbox_{segment} AS o USING unnest($2::bigint[], $3::timestamptz[]) AS k (id, emitted_at) \
              WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at"
         );
-        let named = Named::from(&keys);
+        let named = Named::from(&keys[..]);
         let work = sqlx::query(AssertSqlSafe(sql))
             .bind(part)
             .bind(named.ids)
@@ -132,86 +132,30 @@ pub(crate) async fn delete(
     Ok(())
 }
 
-/// Moves rows that can never be produced to the dead letters, each move being one transaction. Returns how many it moved.
-pub(crate) async fn bury(
-    connection: &mut PgConnection,
-    part: i16,
-    dead: Vec<(RowKey, &'static str, String)>,
-) -> Result<u64, sqlx::Error> {
-    let mut moved = 0;
-    let dead = dead.into_iter().map(|(key, reason, error)| (key, (reason, error)));
-    for (segment, rows) in by_segment(dead) {
-        let sql = format!(
-            "WITH gone AS (DELETE FROM usage_outbox_{segment} AS o \
-             USING unnest($2::bigint[], $3::timestamptz[], $6::text[], $7::text[]) AS k (id, emitted_at, reason, error) \
-             WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at \
-             RETURNING o.*, k.reason, k.error) \
-             INSERT INTO usage_outbox_dead_letters \
-             (part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload, reason, error) \
-             SELECT part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload, reason, error FROM gone ORDER BY id"
-        );
-        let named = Named::from(&rows);
-        let (reasons, errors): (Vec<&str>, Vec<String>) = rows.into_iter().map(|(_, why)| why).unzip();
-        let work = sqlx::query(AssertSqlSafe(sql))
-            .bind(part)
-            .bind(named.ids)
-            .bind(named.times)
-            .bind(named.low)
-            .bind(named.high)
-            .bind(reasons)
-            .bind(errors)
-            .execute(&mut *connection);
-        moved += bounded(STATEMENT, work).await?.rows_affected();
-    }
-    Ok(moved)
-}
-
-/// Moves rows of sources that are not configured out of the way, each move being one transaction.
-pub(crate) async fn park(
-    connection: &mut PgConnection,
-    part: i16,
-    keys: &[RowKey],
-) -> Result<(), sqlx::Error> {
-    for (segment, keys) in by_segment(keys.iter().map(|key| (*key, ()))) {
-        let sql = format!(
-            "WITH gone AS (DELETE FROM usage_outbox_{segment} AS o \
-             USING unnest($2::bigint[], $3::timestamptz[]) AS k (id, emitted_at) \
-             WHERE o.part = $1 AND o.id BETWEEN $4 AND $5 AND o.id = ANY ($2) AND o.id = k.id AND o.emitted_at = k.emitted_at \
-             RETURNING o.*) \
-             INSERT INTO usage_outbox_waiting (part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload) \
-             SELECT part, id, tenant_id, emitted_at, payload_type, source, traceparent, payload FROM gone ORDER BY id"
-        );
-        let named = Named::from(&keys);
-        let work = sqlx::query(AssertSqlSafe(sql))
-            .bind(part)
-            .bind(named.ids)
-            .bind(named.times)
-            .bind(named.low)
-            .bind(named.high)
-            .execute(&mut *connection);
-        bounded(STATEMENT, work).await?;
-    }
-    Ok(())
-}
-
-/// Moves up to `limit` waiting rows of the given sources back into the outbox, in one transaction. Returns how many.
+/// Moves up to `limit` waiting rows of the given sources and payload types back into the outbox, in one transaction. Returns how many.
 ///
 /// They get new ids, since the floor has passed their old ones; their time stays.
 pub(crate) async fn unpark(
     connection: &mut PgConnection,
     sources: &[String],
     without_source: bool,
+    payload_types: &[&str],
     limit: i64,
 ) -> Result<u64, sqlx::Error> {
+    // The index has hashes; the texts decide.
     let work = sqlx::query(
         "WITH back AS (DELETE FROM usage_outbox_waiting WHERE waiting_id IN (SELECT waiting_id FROM usage_outbox_waiting \
-         WHERE source = ANY ($1) OR ($2 AND source IS NULL) ORDER BY waiting_id LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING *) \
+         WHERE (hashtextextended(source, 0) = ANY (ARRAY(SELECT hashtextextended(s, 0) FROM unnest($1::text[]) AS s)) \
+         AND source = ANY ($1) OR $2 AND hashtextextended(source, 0) IS NULL) \
+         AND hashtextextended(payload_type, 0) = ANY (ARRAY(SELECT hashtextextended(t, 0) FROM unnest($4::text[]) AS t)) \
+         AND payload_type = ANY ($4) ORDER BY waiting_id LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING *) \
          INSERT INTO usage_outbox (part, tenant_id, emitted_at, payload_type, source, traceparent, payload) \
          SELECT part, tenant_id, emitted_at, payload_type, source, traceparent, payload FROM back ORDER BY waiting_id",
     )
     .bind(sources)
     .bind(without_source)
     .bind(limit)
+    .bind(payload_types)
     .execute(connection);
     Ok(bounded(STATEMENT, work).await?.rows_affected())
 }
@@ -230,7 +174,7 @@ pub(crate) async fn waiting(
 }
 
 /// Rows by leaf: each statement names one leaf, so that its plan is an index scan of that leaf.
-fn by_segment<T>(keys: impl Iterator<Item = (RowKey, T)>) -> BTreeMap<i16, Vec<(RowKey, T)>> {
+pub(super) fn by_segment<T>(keys: impl Iterator<Item = (RowKey, T)>) -> BTreeMap<i16, Vec<(RowKey, T)>> {
     let mut segments: BTreeMap<i16, Vec<(RowKey, T)>> = BTreeMap::new();
     for (key, rest) in keys {
         segments.entry(key.segment).or_default().push((key, rest));
@@ -239,15 +183,15 @@ fn by_segment<T>(keys: impl Iterator<Item = (RowKey, T)>) -> BTreeMap<i16, Vec<(
 }
 
 /// The parameters that name rows of a leaf. The bounds keep a generic plan from walking the whole partition.
-struct Named {
-    ids: Vec<i64>,
-    times: Vec<PgTime>,
-    low: i64,
-    high: i64,
+pub(super) struct Named {
+    pub ids: Vec<i64>,
+    pub times: Vec<PgTime>,
+    pub low: i64,
+    pub high: i64,
 }
 
-impl<T> From<&Vec<(RowKey, T)>> for Named {
-    fn from(keys: &Vec<(RowKey, T)>) -> Self {
+impl<T> From<&[(RowKey, T)]> for Named {
+    fn from(keys: &[(RowKey, T)]) -> Self {
         let ids: Vec<i64> = keys.iter().map(|(key, _)| key.id).collect();
         let low = ids.iter().copied().min().unwrap_or_default();
         let high = ids.iter().copied().max().unwrap_or_default();

@@ -13,11 +13,12 @@ use usage_service::config::KafkaConfig;
 use usage_service::retry::Backoff;
 use usage_service::{error_chain, metric_names};
 
+use super::encode::PAYLOAD_TYPES;
 use super::floor::Rounds;
 use super::lease::{Held, Leases, working_time};
 use super::partition::{Orders, Worker};
 use super::session::{self, Database, ServerId};
-use super::{Horizon, Sender, Shared, Status, housekeeping, rows};
+use super::{Horizon, Sender, Shared, Status, housekeeping, rows, set_aside};
 
 /// How often the floor is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -29,7 +30,7 @@ const TRUNCATE: Duration = Duration::from_secs(5);
 const COUNT: Duration = Duration::from_secs(10);
 /// Counting ends here; a gauge that says so is alarm enough.
 const COUNT_ROWS: i64 = 100_000;
-/// How often waiting rows are looked for whose source has a key now.
+/// How often waiting rows are looked for that can go on now.
 const UNPARK: Duration = Duration::from_secs(30);
 const UNPARK_ROWS: i64 = 1_000;
 /// A stop that takes longer is cut.
@@ -263,16 +264,27 @@ impl Supervisor {
         }
     }
 
-    /// Moves waiting rows back whose source has a key now.
+    /// Moves waiting rows back whose source has a key now and whose payload type is known.
     async fn unpark(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let sources: Vec<String> = self.shared.sources.names().map(Into::into).collect();
         let without_source = self.shared.sources.has_default();
         loop {
-            let moved = rows::unpark(connection, &sources, without_source, UNPARK_ROWS).await?;
+            let back = rows::unpark(connection, &sources, without_source, &PAYLOAD_TYPES, UNPARK_ROWS).await;
+            let moved = match back {
+                // Leases are more important than waiting rows.
+                Err(error) if set_aside::is_refusal(&error) => {
+                    tracing::error!(error = %error_chain(&error), "waiting outbox rows can't be moved back");
+                    return Ok(());
+                }
+                moved => moved?,
+            };
             if moved == 0 {
                 return Ok(());
             }
-            tracing::info!(rows = moved, "waiting outbox rows go on: their source is configured");
+            tracing::info!(
+                rows = moved,
+                "waiting outbox rows go on: their source is configured and their payload type known"
+            );
             self.shared.waker.wake();
             if Instant::now() >= self.renew_at {
                 // The rest comes later: leases go first.
@@ -296,7 +308,12 @@ impl Supervisor {
         let waiting = rows::waiting(connection, COUNT_ROWS).await?;
         self.gauge(metric_names::OUTBOX_WAITING_ROWS, &waiting);
         if !waiting.is_empty() {
-            tracing::error!(sources = ?waiting, "outbox rows wait for their source to be configured");
+            let waiting: Vec<(String, i64)> = waiting
+                .iter()
+                .take(10)
+                .map(|(source, count)| (set_aside::label(source.as_deref()), *count))
+                .collect();
+            tracing::error!(sources = ?waiting, "outbox rows wait for their source to be configured or for a relay that knows their payload type");
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! Emitting in the caller's transaction.
 
 use sqlx::{Connection, Row as _};
+use usage_access::SecurityContext;
 use usage_producer::{EmitError, NewRecord, UsageCollector};
 use usage_schemas::codec::Decoder;
-use usage_schemas::{Quantity, names};
+use usage_schemas::{Quantity, Timestamp, json, names};
 use uuid::Uuid;
 
 use crate::support::{Source, caller};
@@ -78,6 +79,46 @@ async fn a_failed_check_spares_the_transaction() {
     collector.emit(&mut tx, &ctx, record(ctx.tenant_id, "k"), &auth).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(source.count("usage_outbox").await, 1);
+}
+
+/// A time in microseconds is the same through both doors, so a repeat through the other one is the same record.
+#[tokio::test]
+async fn both_doors_keep_the_same_microseconds() {
+    let source = Source::new().await;
+    let collector = UsageCollector::new().for_module("llm-gateway");
+    let ctx = SecurityContext { subject_id: None, subject_type: None, ..caller(Uuid::new_v4()) };
+    let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
+    let mut tx = source.pool.begin().await.unwrap();
+    for at in ["2026-01-02T03:04:05.000001Z", "2026-01-02T03:04:05.999999+05:45", "2025-12-31T23:59:59.1Z"] {
+        let by_rust = record(ctx.tenant_id, at).at(Timestamp::parse(at).unwrap());
+        collector.emit(&mut tx, &ctx, by_rust, &auth).await.unwrap();
+        sqlx::query("SELECT usage_emit($1, 'llm.tokens', 17, $2, $2::text::timestamptz)")
+            .bind(ctx.tenant_id)
+            .bind(at)
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+    }
+    let payloads: Vec<Vec<u8>> =
+        sqlx::query_scalar("SELECT payload FROM usage_outbox ORDER BY id").fetch_all(&mut *tx).await.unwrap();
+    let decoder = Decoder::new();
+    for pair in payloads.chunks(2) {
+        let by_sql = json::decode(&pair[1], "llm-gateway").unwrap();
+        assert_eq!(decoder.decode(&pair[0]).unwrap().to_owned(), by_sql);
+    }
+    assert_eq!(payloads.len(), 6);
+}
+
+/// Its metric is one that the stack registers; any other would become a dead letter of the consumer.
+#[test]
+fn the_example_emits_a_registered_metric() {
+    let example = include_str!("../../examples/emit.rs");
+    let stack = include_str!("../../../deploy/init.sh");
+    let metrics: Vec<&str> = example.split('"').filter(|text| text.starts_with("llm.")).collect();
+    assert_eq!(metrics.len(), 2, "it authorizes one metric and emits it");
+    for metric in metrics {
+        assert!(stack.contains(&format!("types add {metric} ")), "{metric}");
+    }
 }
 
 #[tokio::test]

@@ -71,7 +71,6 @@ async fn rows_that_no_relay_can_send_become_dead_letters() {
     insert(&source, tenant, names::PAYLOAD_RECORD, Some(SOURCE), &[7; 30_000]).await;
     insert(&source, tenant, names::PAYLOAD_RECORD, Some(SOURCE), &vec![7; 3_000_000]).await;
     insert(&source, tenant, names::PAYLOAD_RECORD_JSON, None, b"{\"metric\":1}").await;
-    insert(&source, tenant, "usage-collector.record.v9", None, b"x").await;
     source.emit(tenant, "good").await;
     let relay = Running::start(config);
     source.emptied().await;
@@ -80,7 +79,120 @@ async fn rows_that_no_relay_can_send_become_dead_letters() {
     let mut reasons: Vec<String> =
         dead_letters(&source).await.into_iter().map(|(reason, _)| reason).collect();
     reasons.sort();
-    assert_eq!(reasons, ["not_encodable", "too_large", "too_large", "unknown_payload_type"]);
+    assert_eq!(reasons, ["not_encodable", "too_large", "too_large"]);
+}
+
+/// A newer emitter's rows: this relay can't send them, but another one can.
+#[tokio::test]
+async fn rows_of_a_payload_type_that_is_not_known_yet_wait_and_come_back() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let tenant = Uuid::new_v4();
+    source.emit(tenant, "newer").await;
+    let newer = format!("usage-collector.record.v9+{}", noise(6_000));
+    sqlx::query("UPDATE usage_outbox SET payload_type = $1")
+        .bind(&newer)
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    source.emit(tenant, "good").await;
+    // Twice: an old relay that starts again does not take them for its own.
+    for key in ["first", "second"] {
+        let relay = Running::start(config(&source, &topic));
+        source.emit(tenant, key).await;
+        source.emptied().await;
+        relay.stop().await;
+        let kept: Vec<String> = sqlx::query_scalar("SELECT payload_type FROM usage_outbox_waiting")
+            .fetch_all(&source.pool)
+            .await
+            .unwrap();
+        assert_eq!(kept, [newer.clone()]);
+    }
+    assert!(dead_letters(&source).await.is_empty());
+
+    // To a relay that knows the type the row is what this is to ours.
+    sqlx::query("UPDATE usage_outbox_waiting SET payload_type = $1")
+        .bind(names::PAYLOAD_RECORD_JSON)
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    let relay = Running::start(config(&source, &topic));
+    until("nothing waits", async || (source.count("usage_outbox_waiting").await == 0).then_some(())).await;
+    source.emptied().await;
+    relay.stop().await;
+    assert_eq!(topic.keys().await, ["first", "good", "newer", "second"]);
+}
+
+/// Text that Postgres can't compress to what an index entry takes.
+fn noise(bytes: usize) -> String {
+    std::iter::repeat_with(|| Uuid::new_v4().simple().to_string())
+        .flat_map(|id| id.into_bytes())
+        .take(bytes)
+        .map(char::from)
+        .collect()
+}
+
+/// What the row says must not be what stops its partition: errors that quote U+0000, names of any length.
+#[tokio::test]
+async fn odd_texts_in_rows_hold_nobody_up() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let tenant = Uuid::new_v4();
+    insert(&source, tenant, names::PAYLOAD_RECORD_JSON, None, b"{\"x\\u0000\":1}").await;
+    let name = noise(30_000);
+    insert(&source, tenant, names::PAYLOAD_RECORD, Some(&name), b"x").await;
+    source.emit(tenant, "good").await;
+    let relay = Running::start(config(&source, &topic));
+    source.emptied().await;
+    relay.stop().await;
+    assert_eq!(topic.keys().await, ["good"]);
+    let dead = dead_letters(&source).await;
+    assert!(dead.len() == 1 && dead[0].0 == "not_encodable" && dead[0].1.contains("x\\u{0}"), "{dead:?}");
+    assert_eq!(source.count("usage_outbox_waiting").await, 1);
+}
+
+/// The operator's own constraints on the tables refuse an error's text, a dead letter and a waiting row. Each stays or goes for itself.
+#[tokio::test]
+async fn rows_that_the_database_refuses_to_move_stay_and_the_others_go_on() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    sqlx::raw_sql(
+        "ALTER TABLE usage_outbox_dead_letters ADD CHECK (error NOT LIKE '%quoted%'), ADD CHECK (octet_length(payload) <> 5); \
+         ALTER TABLE usage_outbox_waiting ADD CHECK (source <> 'refused')",
+    )
+    .execute(&source.pool)
+    .await
+    .unwrap();
+    let tenant = Uuid::new_v4();
+    for (name, payload) in [
+        (None, &b"{\"quoted\":1}"[..]),
+        (None, b"{stay"),
+        (None, b"{\"plain\":1}"),
+        (Some("refused"), b"x"),
+        (Some("unknown"), b"x"),
+    ] {
+        insert(&source, tenant, names::PAYLOAD_RECORD_JSON, name, payload).await;
+    }
+    source.emit(tenant, "good").await;
+    let relay = Running::start(config(&source, &topic));
+    let left = async || (source.count("usage_outbox").await == 2).then_some(());
+    until("the others have gone", left).await;
+    // The relay goes on with what comes later, over the same connections.
+    let scanners = "SELECT string_agg(pid::text, ' ' ORDER BY pid) FROM pg_stat_activity \
+         WHERE datname = current_database() AND application_name = 'usage-relay'";
+    let before: String = sqlx::query_scalar(scanners).fetch_one(&source.pool).await.unwrap();
+    source.emit(tenant, "later").await;
+    until("the later one has gone", left).await;
+    let after: String = sqlx::query_scalar(scanners).fetch_one(&source.pool).await.unwrap();
+    assert_eq!(before, after);
+    relay.stop().await;
+    assert_eq!(topic.keys().await, ["good", "later"]);
+    let stayed: Vec<Vec<u8>> = sqlx::query_scalar("SELECT payload FROM usage_outbox ORDER BY id")
+        .fetch_all(&source.pool)
+        .await
+        .unwrap();
+    assert_eq!(stayed, [&b"{stay"[..], b"x"]);
+    let errors: Vec<String> = dead_letters(&source).await.into_iter().map(|(_, error)| error).collect();
+    assert!(errors.len() == 2 && errors[1].contains("plain"), "{errors:?}");
+    assert!(errors[0].contains("the database refused"), "{errors:?}");
+    assert_eq!(source.count("usage_outbox_waiting").await, 1);
 }
 
 /// Thousands of rows that can't be sent in front of one that can.

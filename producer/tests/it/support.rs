@@ -14,7 +14,7 @@ use secrecy::SecretString;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, PgPool};
 use tokio::task::JoinHandle;
-use usage_access::{Scopes, SecurityContext};
+use usage_access::{Scope, Scopes, SecurityContext};
 use usage_devstack::testing;
 use usage_producer::outbox;
 use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SourceConfig};
@@ -287,7 +287,7 @@ pub fn caller(tenant: Uuid) -> SecurityContext {
         tenant_id: tenant,
         subject_id: Some(Uuid::from_u128(0x5b1e_c700_0000_4000_8000_0000_0000_0001)),
         subject_type: Some("user".into()),
-        scopes: Scopes::default(),
+        scopes: Scopes::NONE.with(Scope::Emit),
         token_id: None,
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use usage_devstack::testing::cases_dir;
-use usage_schemas::{Quantity, UsageRecord, json};
+use usage_schemas::{Bounds, Quantity, Timestamp, UsageRecord, json, validate};
 use uuid::Uuid;
 
 use crate::support::Source;
@@ -88,6 +88,14 @@ async fn every_fault_is_raised_with_its_field() {
             "metadata",
             "8192",
         ),
+        (format!("{t}, 'm', {rest}, metadata => {}", nested(129)), "metadata", "128 levels"),
+        (
+            format!(
+                "{t}, 'm', {rest}, metadata => ('{{\"a\\\"[\":' || repeat('[', 128) || '\"]\"' || repeat(']', 128) || '}}')::json"
+            ),
+            "metadata",
+            "128 levels",
+        ),
     ] {
         let (column, message, code) = call(&mut connection, &arguments).await.expect_err(&arguments);
         assert_eq!((column.as_str(), code.as_str()), (field, "22023"), "{arguments}: {message}");
@@ -109,10 +117,22 @@ async fn what_is_just_within_the_bounds_is_taken() {
         format!("{t}, 'm', -99999999999999999999.999999999999999999000, NULL, kind => 'gauge'"),
         format!("{t}, 'm', 1, 'k', clock_timestamp() + interval '299 seconds'"),
         format!("{t}, 'm', 1, 'k', clock_timestamp() - interval '2556 days'"),
+        format!("{t}, 'm', 1, 'k', metadata => {}", nested(128)),
+        // Many brackets, none of them deep: in strings and side by side.
+        format!(
+            "{t}, 'm', 1, 'k', metadata => ('{{\"\\\"' || repeat('[', 200) || '\":[[]' || repeat(',[]', 200) || ']}}')::json"
+        ),
         format!("{t}, 'm', 1, 'k', metadata => ('{{\"a\":\"' || repeat('x', 8184) || '\"}}')::json"),
     ] {
-        call(&mut connection, &arguments).await.expect(&arguments);
+        let record = call(&mut connection, &arguments).await.expect(&arguments);
+        let now = Timestamp::from_micros(usage_service::clock::now_micros());
+        validate::validate(&record.borrowed(), &Bounds::default(), now).expect(&arguments);
     }
+}
+
+/// Metadata so many levels deep.
+fn nested(levels: usize) -> String {
+    format!("('{{\"a\":' || repeat('[', {0}) || repeat(']', {0}) || '}}')::json", levels - 1)
 }
 
 #[tokio::test]

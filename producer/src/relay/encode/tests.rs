@@ -101,14 +101,29 @@ fn rows_that_can_never_be_messages_say_why() {
     let json_row = |text: &str| row(names::PAYLOAD_RECORD_JSON, text.as_bytes());
     for (row, reason, part) in [
         (Row { payload: None, ..row(names::PAYLOAD_RECORD, b"x") }, "too_large", "1 bytes"),
-        (row("usage-collector.record.v9", b"x"), "unknown_payload_type", "v9"),
         (json_row("{"), "not_encodable", "payload"),
         (json_row(&without_value.to_string()), "not_encodable", "value: missing"),
         (json_row(&json(&foreign).to_string()), "not_encodable", "tenant_id"),
     ] {
         let Err(impossible) = message(&encoder, source, &row) else { panic!("{reason}") };
         assert_eq!(impossible.reason, reason);
-        assert!(impossible.error.contains(part), "{}", impossible.error);
+        assert!(impossible.error().contains(part), "{}", impossible.error());
+    }
+}
+
+/// What an error quotes of a payload is not always what a text column takes.
+#[test]
+fn errors_are_short_printable_ascii() {
+    let (sources, encoder) = (sources(), Encoder::new());
+    let long = format!("{{\"{}\":1}}", "\u{e9}".repeat(5_000));
+    for (payload, part) in
+        [("{\"x\\u0000\\n\":1}", "x\\u{0}\\n"), ("{\"\u{1f6a8}\":1}", "\\u{1f6a8}"), (&long, "...")]
+    {
+        let row = row(names::PAYLOAD_RECORD_JSON, payload.as_bytes());
+        let Err(impossible) = message(&encoder, sources.of(None).unwrap(), &row) else { panic!("{payload}") };
+        let error = impossible.error();
+        assert!(error.contains(part) && error.len() <= 503, "{error}");
+        assert!(error.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{error}");
     }
 }
 

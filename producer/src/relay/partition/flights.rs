@@ -120,7 +120,7 @@ impl Flights {
         }
         self.suspects.remove(&report.id);
         let partition = flight.partition;
-        let why = Impossible { reason, error: code.to_string() };
+        let why = Impossible::new(reason, &code.to_string());
         self.dead.push(Dead { key: flight.key, source: flight.source, why });
         Landing::Dead(partition)
     }
