@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use usage_schemas::Bounds;
+use usage_service::clock::now_micros;
+
 use super::{
     merge::merge,
     question::Question,
@@ -22,6 +25,9 @@ const STRETCH_ROWS: u64 = 200_000;
 
 /// What planning one more leg costs, as the number of records that are read in that time.
 const LEG_ROWS: u64 = 50_000;
+
+/// 31 days, in microseconds: a month more than records can be old, so that clocks and months need no care.
+const MONTH: i64 = 31 * 86_400_000_000;
 
 /// Sizes at which a question is answered another way.
 #[derive(Debug, Clone, Copy)]
@@ -86,15 +92,23 @@ async fn plan(
         cut => {
             let rows = records::estimate(session, question).await?;
             Ok(match cut {
-                Some(cut) if rows >= least_rows(question, &cut, sizes) => Plan::Both(cut),
+                Some(cut) if rows >= least_rows(question, &cut, sizes, now_micros()) => Plan::Both(cut),
                 _ => Plan::Records(rows),
             })
         }
     }
 }
 
-fn least_rows(question: &Question<'_>, cut: &Cut, sizes: Sizes) -> u64 {
-    let legs = question.partitions.len() * months(cut.clean).count() + cut.from_records.len();
+/// Only months that can have records have horizons and thus legs of their own; what the question's range has before and
+/// after them shares one leg each, see [`spans::legs`].
+fn least_rows(question: &Question<'_>, cut: &Cut, sizes: Sizes, now: i64) -> u64 {
+    let bounds = Bounds::default();
+    let from = now.saturating_sub(bounds.past_micros).saturating_sub(MONTH);
+    let to = now.saturating_add(bounds.future_micros).saturating_add(MONTH);
+    let clean = cut.clean;
+    let outside = usize::from(clean.from < from) + usize::from(clean.to > to);
+    let inside = months(Span { from: clean.from.max(from), to: clean.to.min(to) }).count();
+    let legs = question.partitions.len() * (outside + inside) + cut.from_records.len();
     sizes.rollup_rows.saturating_add(sizes.leg_rows.saturating_mul(legs as u64))
 }
 
@@ -146,7 +160,35 @@ fn stretch_length(range: Span, rows: u64, wanted: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::everything, *};
+
+    const DAY: i64 = 86_400_000_000;
+    /// 2026-07-01T00:00:00Z
+    const NOW: i64 = 1_782_864_000_000_000;
+
+    /// Legs that the planning of a range is charged with, for each of the tenant's partitions.
+    fn legs(from: i64, to: i64) -> u64 {
+        let query = AggregateQuery { from, to, ..everything() };
+        let question = Question::new(&query);
+        let cut = spans::cut(question.range, &BTreeSet::new()).unwrap();
+        let sizes = Sizes { rollup_rows: 0, leg_rows: 1, stretch_rows: 1 };
+        let edges = cut.from_records.len() as u64;
+        (least_rows(&question, &cut, sizes, NOW) - edges) / question.partitions.len() as u64
+    }
+
+    #[test]
+    fn months_without_records_cost_no_legs_of_their_own() {
+        assert_eq!(legs(NOW - 31 * DAY, NOW), 2, "May's last day and June");
+        let seven_years = legs(NOW - 2_557 * DAY, NOW);
+        assert_eq!(seven_years, 84);
+        // 1970 to 2100, and all of time.
+        for (from, to) in [(0, 4_102_444_800_000_000), (i64::MIN, i64::MAX)] {
+            let legs = legs(from, to);
+            assert!((seven_years..=seven_years + 6).contains(&legs), "{legs}");
+        }
+        assert_eq!(legs(0, 365 * DAY), 1, "1970 has none");
+        assert_eq!(legs(NOW + 365 * DAY, NOW + 730 * DAY), 1, "nor has next year");
+    }
 
     #[test]
     fn a_stretch_has_its_share_of_the_rows() {

@@ -8,3 +8,5 @@ mod moments;
 mod pages;
 mod problems;
 mod samples;
+
+pub(super) use aggregates::everything;

@@ -273,6 +273,11 @@ async fn a_small_question_asks_the_records_alone() {
     reader.sizes = Sizes { rollup_rows: 100, leg_rows: 0, ..reader.sizes };
     let large = reader.aggregate(&everything()).await.unwrap();
     assert_ne!(large, expected, "the estimate must send a large question to the rollups");
+    // 1970 to 2100: months in which no record can be are no reason to read every record.
+    let ages = AggregateQuery { from: 0, to: 4_102_444_800_000_000, ..everything() };
+    reader.sizes = Sizes { rollup_rows: 1, leg_rows: 1, ..reader.sizes };
+    let large = reader.aggregate(&ages).await.unwrap();
+    assert_ne!(large, model::aggregate(&samples, &ages), "a wide question must ask the rollups too");
     database.drop().await;
 }
 
