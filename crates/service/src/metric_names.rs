@@ -86,7 +86,7 @@ metric! {
     OUTBOX_DELIVERY_LATENCY_MS Histogram(LONG_MILLIS) ["source_module"] "outbox_delivery_latency_ms"
         "Milliseconds from the row's insert to Kafka's acknowledgement."
     OUTBOX_WAITING_ROWS Gauge ["source_module"] "outbox_waiting_rows"
-        "Outbox rows that wait for their source to be configured."
+        "Outbox rows that wait for their source to be configured or for a relay that knows their payload type."
     // consumer
     CONSUMER_LAG_RECORDS Gauge ["partition"] "consumer_lag_records"
         "Messages between the committed offset and the end of the partition."

@@ -94,7 +94,7 @@ fn an_attempt_for_which_there_is_no_row_opens_its_partition() {
     let mut course = behind(now, &mut lanes);
     course.sweep_at = now + 100 * SECOND;
     course.begin(now + SECOND, 10, &mut lanes);
-    course.read(Part::Walk, keys(1..=0), false);
+    course.read(Part::Walk, Vec::new(), false);
     course.walked(false, Duration::ZERO, now + SECOND, &mut lanes);
     assert!(!lanes.is_failing());
     assert_eq!((course.next(Part::Walk), course.next(Part::Tail)), (None, None));
