@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -273,7 +273,9 @@ impl Worker {
             match rebalance {
                 Rebalance::Assigned(partitions) => {
                     self.signs.assigned.pass();
-                    partitions.into_iter().for_each(|partition| self.hold(partition));
+                    if !self.stopping {
+                        partitions.into_iter().for_each(|partition| self.hold(partition));
+                    }
                 }
                 Rebalance::Revoked(partitions) => self.begin_release(partitions, true),
                 Rebalance::Lost(partitions) => {
@@ -358,13 +360,17 @@ impl Worker {
                 list.add_partition(&self.settings.topic, *partition);
             }
         }
-        for (list, result) in [(&pause, consumer.pause(&pause)), (&resume, consumer.resume(&resume))] {
-            if let Err(error) = result
-                && list.count() > 0
-            {
-                tracing::warn!(error = %error, partitions = ?list, "can't pause or resume");
-            }
-        }
+        let set =
+            |list: &TopicPartitionList,
+             change: fn(&BaseConsumer<Context>, &TopicPartitionList) -> KafkaResult<()>| {
+                if list.count() > 0
+                    && let Err(error) = change(consumer, list)
+                {
+                    tracing::warn!(error = %error, partitions = ?list, "can't pause or resume");
+                }
+            };
+        set(&pause, BaseConsumer::pause);
+        set(&resume, BaseConsumer::resume);
     }
 
     fn seek(&mut self, consumer: &BaseConsumer<Context>) {

@@ -65,12 +65,20 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
             _ => Ok(Start { offset: low, done_seq: found.last_seq(0), plan: None, gap: None }),
         };
     };
-    let committed_offset = committed.offset;
-    let (planned_seq, plan) = match plan::parse(&committed.metadata)? {
+    let mut committed_offset = committed.offset;
+    let (planned_seq, mut plan) = match plan::parse(&committed.metadata)? {
         Committed::Planned(plan) => (plan.batch_seq, Some(plan)),
         Committed::Done { batch_seq } => (batch_seq, None),
         Committed::Cleared => (0, None),
     };
+    // A batch that is done needs its rows no more; while they are there it is carried out all the same, which proves it.
+    let is_done = |plan: &mut Plan| {
+        let Progress { batch_seq, next_offset, .. } = found.progress;
+        low > plan.first && batch_seq >= plan.batch_seq && next_offset == Some(plan.last + 1)
+    };
+    if let Some(plan) = plan.take_if(is_done) {
+        committed_offset = plan.last + 1;
+    }
     let wanted = plan.as_ref().map_or(committed_offset, |plan| plan.first);
     if low > wanted {
         return Err(Stop::Gone { from: wanted, to: low - 1 });
@@ -178,6 +186,18 @@ mod tests {
             start(&found(Some((901, "d1;41")), Some(901))),
             Err(Stop::BeyondEnd { offset: 901, end: 900 })
         );
+    }
+
+    #[test]
+    fn a_plan_that_is_done_does_not_need_its_rows() {
+        let text = plan(12, 41, 91).to_text();
+        let done = start(&found(Some((90, &text)), Some(101))).unwrap();
+        assert_eq!(done, Start { offset: 101, done_seq: 41, plan: None, gap: None });
+        // Not this batch, or what follows it is gone too.
+        let text = plan(12, 42, 91).to_text();
+        assert!(start(&found(Some((90, &text)), Some(101))).is_err());
+        let text = plan(12, 41, 85).to_text();
+        assert_eq!(start(&found(Some((85, &text)), Some(95))), Err(Stop::Gone { from: 95, to: 99 }));
     }
 
     #[test]
