@@ -47,18 +47,32 @@ pub(crate) async fn move_rows(
                 Ok(_) => continue,
             }
             for row in &mut rows {
-                if let Aside::Dead { error, .. } = &mut row.1 {
-                    *error = FIXED_ERROR.into();
-                }
-                match statement(connection, part, segment, std::slice::from_ref(row)).await {
-                    Err(error) if is_refusal(&error) => refused.push(Refused { key: row.0, error }),
-                    Err(error) => return Err(error),
-                    Ok(_) => {}
+                if let Some(error) = move_one(connection, part, segment, row).await? {
+                    refused.push(Refused { key: row.0, error });
                 }
             }
         }
     }
     Ok(refused)
+}
+
+/// Moves a row, if need be without what the relay says of it. Returns why the database refuses.
+async fn move_one(
+    connection: &mut PgConnection,
+    part: i16,
+    segment: i16,
+    row: &mut (RowKey, Aside),
+) -> Result<Option<sqlx::Error>, sqlx::Error> {
+    loop {
+        match statement(connection, part, segment, std::slice::from_ref(row)).await {
+            Ok(_) => return Ok(None),
+            Err(refusal) if is_refusal(&refusal) => match &mut row.1 {
+                Aside::Dead { error, .. } if error != FIXED_ERROR => *error = FIXED_ERROR.into(),
+                _ => return Ok(Some(refusal)),
+            },
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Moves rows of one leaf to one table.

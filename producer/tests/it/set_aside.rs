@@ -105,7 +105,7 @@ async fn rows_of_a_payload_type_that_is_not_known_yet_wait_and_come_back() {
             .fetch_all(&source.pool)
             .await
             .unwrap();
-        assert_eq!(kept, [newer.clone()]);
+        assert_eq!(kept, std::slice::from_ref(&newer));
     }
     assert!(dead_letters(&source).await.is_empty());
 
@@ -189,9 +189,11 @@ async fn rows_that_the_database_refuses_to_move_stay_and_the_others_go_on() {
         .await
         .unwrap();
     assert_eq!(stayed, [&b"{stay"[..], b"x"]);
-    let errors: Vec<String> = dead_letters(&source).await.into_iter().map(|(_, error)| error).collect();
-    assert!(errors.len() == 2 && errors[1].contains("plain"), "{errors:?}");
-    assert!(errors[0].contains("the database refused"), "{errors:?}");
+    // In order of the leaves, which change with the minute.
+    let mut errors: Vec<String> = dead_letters(&source).await.into_iter().map(|(_, error)| error).collect();
+    errors.sort_by_key(|error| error.contains("plain"));
+    assert_eq!(errors.len(), 2);
+    assert!(errors[0].contains("the database refused") && errors[1].contains("plain"), "{errors:?}");
     assert_eq!(source.count("usage_outbox_waiting").await, 1);
 }
 
