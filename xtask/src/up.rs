@@ -1,7 +1,9 @@
 //! `cargo xtask up`: the whole system on this machine.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -57,6 +59,7 @@ pub fn up(options: Options) -> Result<Up> {
     fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
     let lock = File::create(dir.join("lock"))?;
     lock.lock().context("waiting for another xtask that works on the stack")?;
+    link_logs(&dir)?;
     build(options)?;
     let mut state = State::load(&dir)?;
     let mut this = Up {
@@ -114,14 +117,14 @@ impl Up {
         self.clickhouse = kept(clickhouse, &mut failed);
         self.postgres = kept(postgres, &mut failed);
         if let Some(kafka) = &self.kafka {
-            started(state, "kafka", kafka.id(), vec![kafka.port()], kafka.log().to_owned());
+            started(state, self.ran_before, "kafka", kafka.id(), vec![kafka.port()]);
         }
         if let Some(clickhouse) = &self.clickhouse {
             let ports = vec![clickhouse.http_port(), clickhouse.tcp_port()];
-            started(state, "clickhouse", clickhouse.id(), ports, clickhouse.log().to_owned());
+            started(state, self.ran_before, "clickhouse", clickhouse.id(), ports);
         }
         if let Some(postgres) = &self.postgres {
-            started(state, "postgres", postgres.id(), vec![postgres.port()], postgres.log().to_owned());
+            started(state, self.ran_before, "postgres", postgres.id(), vec![postgres.port()]);
         }
         failed.into_iter().next().map_or(Ok(()), Err)
     }
@@ -138,7 +141,7 @@ impl Up {
             let ports = services::ports(service, state.parts.get(service.name))?;
             let server =
                 services::start(service, &dir, &paths::bin_dir(options.release)?, prepared, &ports, life)?;
-            started(state, service.name, server.id(), ports.clone(), server.log().to_owned());
+            started(state, self.ran_before, service.name, server.id(), ports.clone());
             state.save(&dir)?;
             waiting.push((service, server, ports));
         }
@@ -174,6 +177,22 @@ impl Up {
     }
 }
 
+/// The servers keep their logs beside their data; all logs are to be found in one directory.
+fn link_logs(dir: &Path) -> Result<()> {
+    let logs = dir.join("logs");
+    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+    for name in ["kafka", "clickhouse", "postgres"] {
+        let link = logs.join(format!("{name}.log"));
+        match symlink(format!("../{name}/{name}.log"), &link) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("linking {}", link.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Tools without which the services cannot be compiled.
 pub fn build_tools() -> Result<()> {
     let mut tools = apt::BUILD_TOOLS.to_vec();
@@ -207,8 +226,10 @@ pub fn own_addresses(state: &State) -> Env {
     env
 }
 
-fn started(state: &mut State, name: &str, process: ProcessId, ports: Vec<u16>, log: PathBuf) {
-    let again = state.parts.insert(name.to_owned(), Part { process, ports, log }).is_some();
+/// Notes a started part. In a stack of which something ran, it is one that had ended.
+fn started(state: &mut State, again: bool, name: &str, process: ProcessId, ports: Vec<u16>) {
+    let log = paths::stack().join("logs").join(format!("{name}.log"));
+    state.parts.insert(name.to_owned(), Part { process, ports, log });
     say(name, if again { "was not running: started again" } else { "started" });
 }
 
@@ -228,4 +249,39 @@ fn kept<T>(result: Option<Result<T>>, failed: &mut Vec<anyhow::Error>) -> Option
 
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(anyhow!("a starting thread panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(ports: &[u16]) -> Part {
+        Part { process: ProcessId { pid: 1, start_ticks: 1 }, ports: ports.to_vec(), log: "x".into() }
+    }
+
+    #[test]
+    fn addresses_follow_from_the_state() {
+        let mut state = State::default();
+        assert!(own_addresses(&state).is_empty());
+        state.parts.insert("kafka".to_owned(), part(&[1]));
+        state.parts.insert("clickhouse".to_owned(), part(&[2, 3]));
+        state.parts.insert("postgres".to_owned(), part(&[4]));
+        state.parts.insert("consumer".to_owned(), part(&[5]));
+        let env = own_addresses(&state);
+        assert_eq!(env[KAFKA], "127.0.0.1:1");
+        assert_eq!(env[CLICKHOUSE], "http://127.0.0.1:2");
+        assert_eq!(env[servers::CONTROL], "postgres://usage:usage@127.0.0.1:4/usage_control");
+        assert_eq!(env[servers::SOURCE], "postgres://usage:usage@127.0.0.1:4/usage_source");
+        assert_eq!(env.len(), 4);
+    }
+
+    #[test]
+    fn the_servers_logs_are_found_beside_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        link_logs(dir.path()).unwrap();
+        link_logs(dir.path()).unwrap();
+        fs::create_dir_all(dir.path().join("kafka")).unwrap();
+        fs::write(dir.path().join("kafka/kafka.log"), "said").unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("logs/kafka.log")).unwrap(), "said");
+    }
 }
