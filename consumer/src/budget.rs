@@ -12,6 +12,31 @@ impl Charge {
         self.records += more.records;
         self.bytes += more.bytes;
     }
+
+    /// True if neither part has reached `bound`.
+    pub fn is_within(self, bound: Charge) -> bool {
+        self.records < bound.records && self.bytes < bound.bytes
+    }
+
+    fn map(self, part: impl Fn(usize) -> usize) -> Charge {
+        Charge { records: part(self.records), bytes: part(self.bytes) }
+    }
+}
+
+/// What one partition may hold, so that partitions that are stuck leave room for the others.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    share: Charge,
+    over: bool,
+}
+
+impl Share {
+    /// True if a partition that holds this may take in more: up to twice its share, and while the budget is used up, whoever
+    /// has done that, up to its share. A paused one waits until half of that is free.
+    pub fn admits(&self, held: Charge, paused: bool) -> bool {
+        let bound = if self.over { self.share } else { self.share.map(|part| part.saturating_mul(2)) };
+        held.is_within(if paused { bound.map(|part| part.div_ceil(2)) } else { bound })
+    }
 }
 
 /// Charged when a record is taken in, refunded when its batch is done or dropped.
@@ -49,6 +74,12 @@ impl Budget {
         self.over
     }
 
+    /// What each of `partitions` may hold now. All of them together stay below twice the limit.
+    pub fn share(&mut self, partitions: usize) -> Share {
+        let share = self.limit.map(|part| (part / partitions.max(1)).max(1));
+        Share { share, over: self.is_over() }
+    }
+
     pub fn used(&self) -> Charge {
         self.used
     }
@@ -65,6 +96,25 @@ mod tests {
         Take(usize),
         FinishOldest,
         DropNewest,
+    }
+
+    #[test]
+    fn a_stuck_partition_leaves_the_others_their_share() {
+        let mut budget = Budget::new(Charge { records: 1_000, bytes: 96 });
+        let stuck = Charge { records: 10, bytes: 48 };
+        let small = Charge { records: 4, bytes: 3 };
+        budget.charge(stuck);
+        budget.charge(Charge { records: 44, bytes: 48 });
+        assert!(!budget.share(12).admits(stuck, false), "more than its share in bytes, few records");
+        // The others are done; half of the budget is stuck, so it never counts as free again.
+        budget.refund(Charge { records: 44, bytes: 48 });
+        assert!(budget.is_over());
+        assert!(budget.share(12).admits(small, true) && !budget.share(12).admits(stuck, true));
+        assert!(!budget.share(12).admits(Charge { records: 4, bytes: 8 }, false));
+        budget.refund(stuck);
+        assert!(budget.share(12).admits(Charge { records: 4, bytes: 15 }, false), "twice the share");
+        assert!(!budget.share(12).admits(Charge { records: 4, bytes: 16 }, false));
+        assert!(!budget.share(12).admits(Charge { records: 166, bytes: 1 }, false));
     }
 
     proptest! {

@@ -59,6 +59,21 @@ fn classify(code: Option<RDKafkaErrorCode>) -> Failure {
     }
 }
 
+/// True if the error is about one partition: what a joint call names may then be another's, and who is meant answers at once.
+/// Everything else is true for all, and asking one by one would wait as often as there are partitions, without a poll.
+fn is_of_one(code: Option<RDKafkaErrorCode>) -> bool {
+    use RDKafkaErrorCode::*;
+    matches!(
+        code,
+        Some(
+            OffsetMetadataTooLarge
+                | InvalidCommitOffsetSize
+                | UnknownTopicOrPartition
+                | TopicAuthorizationFailed
+        )
+    )
+}
+
 /// One synchronous commit.
 pub trait Committer {
     fn commit(&self, items: &[&CommitItem]) -> Result<(), Option<RDKafkaErrorCode>>;
@@ -151,7 +166,7 @@ impl Commits {
         for waiting in valid {
             // The joint call names one error and not whose it is. A repetition of what was committed changes nothing.
             let result = match &joint {
-                Err(_) if !alone => commit(committer, &[&waiting.item]),
+                Err(code) if !alone && is_of_one(*code) => commit(committer, &[&waiting.item]),
                 result => *result,
             };
             match result.map_err(classify) {
@@ -272,6 +287,33 @@ mod tests {
             assert_eq!(broker.calls.borrow().len(), 1, "not before the pause is over");
             commits.run(&broker, now + AGAIN_AFTER);
             assert_eq!(outcomes.try_recv(), Ok(vec![CommitOutcome::Committed]), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_whole_group_is_asked_for_once() {
+        for (code, lost) in [
+            (RequestTimedOut, false),
+            (NotCoordinator, false),
+            (RebalanceInProgress, false),
+            (UnknownMemberId, true),
+        ] {
+            let broker = Broker::default();
+            broker.script.borrow_mut().insert(1, vec![code; 2]);
+            let tickets: Vec<Ticket> = (0..3).map(|p| Ticket::new(p, 1)).collect();
+            let mut commits = Commits::default();
+            let (request, mut outcomes) = request(tickets.iter().map(|ticket| item(ticket, 7)).collect());
+            commits.push(request);
+            let now = Instant::now();
+            let gone = commits.run(&broker, now);
+            assert_eq!(*broker.calls.borrow(), vec![vec![0, 1, 2]], "{code:?}");
+            assert_eq!(gone, if lost { tickets } else { vec![] }, "{code:?}");
+            assert_eq!(outcomes.try_recv().is_ok(), lost, "{code:?}");
+            broker.script.borrow_mut().clear();
+            commits.run(&broker, now + AGAIN_AFTER);
+            let calls = if lost { 1 } else { 2 };
+            assert_eq!(broker.calls.borrow().len(), calls, "{code:?}: all together again");
+            assert_eq!(broker.committed.borrow().len(), if lost { 2 } else { 3 }, "{code:?}");
         }
     }
 

@@ -20,6 +20,8 @@ pub const FORWARD_LIMIT: u32 = 3;
 /// What the control database says, as last read.
 #[derive(Default)]
 pub struct Registry {
+    /// Grows with each reading, by when it began.
+    pub reading: u64,
     pub keys: SourceKeys,
     pub types: HashMap<String, Kind>,
 }
@@ -136,6 +138,22 @@ impl Judge {
 
     fn authenticate(&self, signed: &Signed<'_>) -> Result<(), Refusal> {
         self.registry.keys.verify(signed).map_err(|(reason, error)| Refusal::by_registry(reason, error))
+    }
+
+    /// Takes a registry, unless the one at hand was read later.
+    pub fn refresh(&mut self, registry: Arc<Registry>) {
+        if registry.reading > self.registry.reading {
+            self.registry = registry;
+        }
+    }
+
+    /// The record of a message that might be kept, if the registry allowed it; without that it may be anybody's.
+    pub fn candidate<'a>(&self, message: &Envelope<'a>) -> Option<RecordRef<'a>> {
+        let record = self.decoder.decode(message.value?).ok()?;
+        check_id(&record).ok()?;
+        let at = Timestamp::from_micros(message.timestamp.saturating_mul(1_000));
+        validate::validate(&record, &self.bounds, at).ok()?;
+        Some(record)
     }
 
     /// The id that a message claims, whether it is valid or not.
@@ -313,6 +331,17 @@ mod tests {
         let mut message = signed(1, &record);
         message.value = Some(Encoder::new().encode(&forged));
         assert_eq!(reason(&message, PLACE), Some((Reason::BadSignature, true)));
+    }
+
+    #[test]
+    fn an_older_registry_does_not_replace_a_fresher_one() {
+        let mut judge = judge();
+        let read = |reading| Arc::new(Registry { reading, ..Registry::default() });
+        judge.refresh(read(2));
+        judge.refresh(read(1));
+        assert_eq!(judge.registry.reading, 2);
+        judge.refresh(read(3));
+        assert_eq!(judge.registry.reading, 3);
     }
 
     #[test]

@@ -26,9 +26,15 @@ use crate::plan::{NotKept, Runs, not_kept_limit};
 
 /// A closed batch.
 enum Closed {
-    /// Waits for the answer to this question.
-    Waiting(Box<Open>, u64),
+    Waiting(Box<Open>, Asked),
     Ready(Arc<Decided>),
+}
+
+/// The question that a closed batch waits for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    number: u64,
+    registry: bool,
 }
 
 /// The hand of one partition.
@@ -45,8 +51,6 @@ pub struct Ledger {
     open: Open,
     /// Batches that became durable while `closed` waits: the answer it waits for may be older than they are.
     lingering: Vec<Arc<Decided>>,
-    /// Number of the last question.
-    asked: u64,
 }
 
 /// What a closed batch wants to know.
@@ -82,7 +86,6 @@ impl Ledger {
             closed: None,
             open: Open::new(now),
             lingering: Vec::new(),
-            asked: 0,
         }
     }
 
@@ -170,6 +173,7 @@ impl Ledger {
         }
         self.position = message.offset + 1;
         let charge = Charge { records: 1, bytes: message.size() + RECORD_OVERHEAD };
+        let copied = Charge { bytes: charge.bytes + message.header_bytes, ..charge };
         let (offset, timestamp) = (message.offset, message.timestamp);
         let why = match judge.judge(message, self.place) {
             Verdict::Record { record, content_hash } => match self.known(&record.record_id) {
@@ -180,14 +184,14 @@ impl Ledger {
                 }
                 Known::No | Known::Undecided => {
                     self.open.defer(copy(), Some(record.record_id), false);
-                    self.open.note(offset, timestamp, charge, None, now);
-                    return Some(charge);
+                    self.open.note(offset, timestamp, copied, None, now);
+                    return Some(copied);
                 }
             },
             Verdict::Refused(refusal) if refusal.by_registry => {
                 self.open.defer(copy(), judge.claimed_id(message), true);
-                self.open.note(offset, timestamp, charge, None, now);
-                return Some(charge);
+                self.open.note(offset, timestamp, copied, None, now);
+                return Some(copied);
             }
             Verdict::Marker => Some((None, Fate::Marker)),
             Verdict::Forward { partition, hops } => Some((None, Fate::Forward { partition, hops })),
@@ -199,8 +203,10 @@ impl Ledger {
         };
         let why = fate.not_kept();
         *self.open.tally.entry((tenant, why)).or_default() += 1;
+        let mut charge = charge;
         if let Some(action) = fate.action() {
             self.open.outgoing.push(Outgoing { message: copy(), action });
+            charge = copied;
         }
         self.open.note(offset, timestamp, charge, Some(why), now);
         Some(charge)
@@ -217,11 +223,13 @@ impl Ledger {
     }
 
     /// Closes the open batch, if it is not empty and none is closed. The question is what the batch must know before it can go
-    /// on; without one it is ready. A rewind as in `answer`.
+    /// on; without one it is ready. `last_question` counts the questions of all ledgers there ever were. A rewind as in `answer`.
     pub fn close(
         &mut self,
         limits: &Limits,
         judge: &Judge,
+        filter: &IdFilter,
+        last_question: &mut u64,
         now: Instant,
     ) -> (Option<Question>, Option<(Rewind, Charge)>) {
         if self.closable().is_none() {
@@ -234,8 +242,18 @@ impl Ledger {
             self.closed = Some(Closed::Ready(Arc::new(decided)));
             return (None, cut.map(|rewind| (rewind, self.drop_open(rewind))));
         }
+        let registry = open.deferred.iter().any(|deferred| deferred.by_registry);
+        *last_question += 1;
+        let asked = Asked { number: *last_question, registry };
+        (Some(self.ask(Box::new(open), asked, judge, filter)), None)
+    }
+
+    /// Has the batch wait for the answer. Storage is asked only about what could be kept and may be stored: by the filter, which
+    /// has all that is durable now; what becomes durable from here on lingers.
+    fn ask(&mut self, open: Box<Open>, asked: Asked, judge: &Judge, filter: &IdFilter) -> Question {
         let probe = |deferred: &Deferred| {
-            let record = judge.decoder.decode(deferred.message.value.as_deref()?).ok()?;
+            let envelope = deferred.message.envelope();
+            let record = judge.candidate(&envelope).filter(|record| filter.may_contain(&record.record_id))?;
             Some(IdProbe {
                 tenant_id: record.tenant_id,
                 metric: record.metric.to_string(),
@@ -244,27 +262,37 @@ impl Ledger {
             })
         };
         let probes = open.deferred.iter().filter_map(probe).collect();
-        let registry = open.deferred.iter().any(|deferred| deferred.by_registry);
-        self.asked += 1;
-        self.closed = Some(Closed::Waiting(Box::new(open), self.asked));
+        self.closed = Some(Closed::Waiting(open, asked));
         self.lingering.clear();
-        (Some(Question { number: self.asked, probes, registry }), None)
+        Question { number: asked.number, probes, registry: asked.registry }
     }
 
     /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed, `found` what
-    /// storage has of the probes of question `number`. If the plan does not fit, the batch ends earlier and the rest must be delivered again; the
-    /// charge is what that gives back.
+    /// storage has of the probes of question `number`. If the plan does not fit, the batch ends earlier and the rest must be
+    /// delivered again; the charge is what that gives back. If the registry turned against a record and was not asked for, the
+    /// batch asks again.
     pub fn answer(
         &mut self,
         number: u64,
         judge: &Judge,
+        filter: &IdFilter,
         found: &HashMap<Uuid, [u8; 16]>,
         limits: &Limits,
-    ) -> Option<(Rewind, Charge)> {
-        if !matches!(self.closed, Some(Closed::Waiting(_, asked)) if asked == number) {
-            return None;
+        last_question: &mut u64,
+    ) -> (Option<Question>, Option<(Rewind, Charge)>) {
+        if !matches!(self.closed, Some(Closed::Waiting(_, asked)) if asked.number == number) {
+            return (None, None);
         }
-        let Some(Closed::Waiting(mut open, _)) = self.closed.take() else { return None };
+        let Some(Closed::Waiting(mut open, asked)) = self.closed.take() else { return (None, None) };
+        let turned = |Deferred { message, .. }: &Deferred| {
+            let verdict = judge.judge(&message.envelope(), self.place);
+            matches!(verdict, Verdict::Refused(refusal) if refusal.by_registry)
+        };
+        if !asked.registry && open.deferred.iter().any(turned) {
+            *last_question += 1;
+            let asked = Asked { number: *last_question, registry: true };
+            return (Some(self.ask(open, asked, judge, filter)), None);
+        }
         let mut kept = Open::new(open.opened);
         for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
             let envelope = message.envelope();
@@ -298,7 +326,7 @@ impl Ledger {
         self.lingering.clear();
         let (decided, cut) = self.decide(*open, kept.rows, limits);
         self.closed = Some(Closed::Ready(Arc::new(decided)));
-        cut.map(|rewind| (rewind, self.drop_open(rewind)))
+        (None, cut.map(|rewind| (rewind, self.drop_open(rewind))))
     }
 
     /// The hash that an earlier batch has for an id: in flight, or durable since the question was asked.

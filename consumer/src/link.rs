@@ -51,9 +51,16 @@ pub enum Event {
         load: u64,
         filter: Box<IdFilter>,
     },
-    TickDone,
-    /// First offset of the log and the one behind its last, by partition.
-    LogBounds(Vec<(i32, i64, i64)>),
+    /// The rolling up ended; other owners have fenced these partitions.
+    TickDone {
+        fenced: Vec<Ticket>,
+    },
+    /// First offset of a partition's log and the one behind its last.
+    LogBounds {
+        ticket: Ticket,
+        low: i64,
+        high: i64,
+    },
 }
 
 /// How the shipping of a batch ended.

@@ -27,31 +27,48 @@ pub struct Envelope<'a> {
     pub value: Option<&'a [u8]>,
     /// `None` if a header's name is not text.
     pub headers: Option<KnownHeaders<'a>>,
+    /// Bytes of all headers.
+    pub header_bytes: usize,
 }
 
 impl<'a> Envelope<'a> {
     pub fn of(message: &'a BorrowedMessage<'_>) -> Self {
+        let (headers, header_bytes) = read_headers(message.headers());
         Self {
             offset: message.offset(),
             timestamp: message.timestamp().to_millis().unwrap_or_default(),
             key: message.key(),
             value: message.payload(),
-            headers: message.headers().map_or(Some(KnownHeaders::default()), known_headers),
+            headers,
+            header_bytes,
         }
     }
 
-    /// Bytes that the message takes, for the budget.
+    /// Bytes that the message takes, for the budget, but for its headers: only a copy of the message keeps those.
     pub fn size(&self) -> usize {
         self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len)
     }
 }
 
-fn known_headers(headers: &BorrowedHeaders) -> Option<KnownHeaders<'_>> {
+/// Taken for the bytes of headers that can't be read to their end: about what the broker lets a message have.
+const UNREADABLE: usize = 1 << 20;
+
+/// The headers, unless one's name is not text, and the bytes of all.
+fn read_headers(headers: Option<&BorrowedHeaders>) -> (Option<KnownHeaders<'_>>, usize) {
+    let Some(headers) = headers else { return (Some(KnownHeaders::default()), 0) };
+    match known_headers(headers) {
+        Some((known, bytes)) => (Some(known), bytes),
+        None => (None, UNREADABLE),
+    }
+}
+
+fn known_headers(headers: &BorrowedHeaders) -> Option<(KnownHeaders<'_>, usize)> {
     // rdkafka panics on a name that is not UTF-8, and a message that ends the process whenever it is read would stop the
     // partition for good.
     catch_unwind(AssertUnwindSafe(|| {
-        let mut known = KnownHeaders::default();
+        let (mut known, mut bytes) = (KnownHeaders::default(), 0);
         for header in headers.iter() {
+            bytes += header.key.len() + header.value.map_or(0, <[u8]>::len);
             let place = match header.key {
                 names::HEADER_PAYLOAD_TYPE => &mut known.payload_type,
                 names::HEADER_SOURCE => &mut known.source,
@@ -63,7 +80,7 @@ fn known_headers(headers: &BorrowedHeaders) -> Option<KnownHeaders<'_>> {
             };
             *place = header.value;
         }
-        known
+        (known, bytes)
     }))
     .ok()
 }
@@ -91,15 +108,14 @@ impl OwnedMessage {
     }
 
     pub fn envelope(&self) -> Envelope<'_> {
+        let (headers, header_bytes) = read_headers(self.headers.as_ref().map(OwnedHeaders::as_borrowed));
         Envelope {
             offset: self.offset,
             timestamp: self.timestamp,
             key: self.key.as_deref(),
             value: self.value.as_deref(),
-            headers: self
-                .headers
-                .as_ref()
-                .map_or(Some(KnownHeaders::default()), |headers| known_headers(headers.as_borrowed())),
+            headers,
+            header_bytes,
         }
     }
 
@@ -113,5 +129,21 @@ impl OwnedMessage {
             headers.as_borrowed().iter().map(owned).collect()
         };
         catch_unwind(AssertUnwindSafe(list)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::with_headers;
+
+    #[test]
+    fn unknown_headers_are_counted_too() {
+        let plain = with_headers(1, b"key", b"value", &[]);
+        assert_eq!((plain.envelope().size(), plain.envelope().header_bytes), (8, 0));
+        let unknown = vec![0; 900_000];
+        let message = with_headers(1, b"key", b"value", &[("usage-source", b"s"), ("padding", &unknown)]);
+        let expected = "usage-source".len() + 1 + "padding".len() + 900_000;
+        assert_eq!(message.envelope().header_bytes, expected);
+        assert_eq!(message.envelope().headers.unwrap().source, Some(b"s".as_slice()));
     }
 }

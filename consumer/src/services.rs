@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -37,6 +38,8 @@ pub struct Services {
     pub metadata_limit: usize,
     /// Greatest wait between attempts at something that may pass.
     pub retry_max: Duration,
+    /// Readings of the registry that were begun.
+    readings: AtomicU64,
 }
 
 impl Services {
@@ -59,6 +62,7 @@ impl Services {
             loads: Semaphore::new(LOADS),
             metadata_limit,
             retry_max,
+            readings: AtomicU64::new(0),
         }
     }
 
@@ -69,8 +73,9 @@ impl Services {
 
     /// Usage types and source keys, from the primary.
     pub async fn registry(&self) -> Result<Registry, ControlError> {
+        let reading = self.readings.fetch_add(1, Ordering::Relaxed) + 1;
         let (types, keys) = tokio::try_join!(self.control.usage_types(), self.control.source_keys())?;
-        let mut registry = Registry::default();
+        let mut registry = Registry { reading, ..Registry::default() };
         registry.types.extend(types.into_iter().map(|usage_type| (usage_type.name, usage_type.kind)));
         for key in keys {
             registry.keys.add(

@@ -291,10 +291,7 @@ impl Single<'_> {
                     stage = Stage::Refuse;
                 }
                 Err(fail) => {
-                    // A write that failed may have happened all the same.
-                    if stage == Stage::Send && matches!(fail, Fail::Storage(_)) {
-                        stage = Stage::Settle;
-                    }
+                    stage = after(stage, &fail);
                     if !attempts.failed(&fail).await {
                         return Fate::Abandoned;
                     }
@@ -370,6 +367,17 @@ impl Single<'_> {
     }
 }
 
+/// Where it goes on after a step that failed in a way that may pass.
+fn after(stage: Stage, fail: &Fail) -> Stage {
+    match (stage, fail) {
+        // A write that failed may have happened all the same.
+        (Stage::Send, Fail::Storage(_)) => Stage::Settle,
+        // What the rows were refused for has passed, so only a write can tell more.
+        (Stage::Refuse, Fail::NoneRefused) => Stage::Settle,
+        _ => stage,
+    }
+}
+
 /// The dead letters of rows that storage refuses, with their bytes as they lie in the log.
 pub async fn refused_letters(
     reader: &SideReader,
@@ -385,4 +393,19 @@ pub async fn refused_letters(
         Some(Outgoing { message, action: Action::DeadLetter { reason: Reason::StorageRefused, error } })
     };
     Ok(messages.into_iter().filter_map(letter).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_of_which_no_row_is_refused_is_written_again() {
+        assert_eq!(after(Stage::Refuse, &Fail::NoneRefused), Stage::Settle);
+        assert_eq!(after(Stage::Refuse, &Fail::Storage(StorageError::Timeout)), Stage::Refuse);
+        assert_eq!(after(Stage::Send, &Fail::Storage(StorageError::Timeout)), Stage::Settle);
+        let unsent = Fail::Send(KafkaError::Canceled);
+        assert_eq!(after(Stage::Send, &unsent), Stage::Send);
+        assert_eq!(after(Stage::List, &Fail::TooManyRefused(3)), Stage::List);
+    }
 }

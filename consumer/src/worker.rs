@@ -33,7 +33,7 @@ use crate::services::Services;
 use crate::takeover::take_over;
 use crate::telemetry::count;
 use crate::ticket::Ticket;
-use held::Held;
+use held::{Held, Look};
 use release::Release;
 
 pub use release::RELEASE_WITHIN;
@@ -98,8 +98,10 @@ pub struct Worker {
     /// When stopped partitions were named last, and silent ones looked after.
     alarmed: Instant,
     listened: Instant,
-    /// Number of the last load of a filter.
+    /// Number of the last load of a filter, and of the last question that a batch asked: they go on over takeovers, so that
+    /// nothing late is taken for an answer.
     last_load: u64,
+    last_question: u64,
     stopping: bool,
 }
 
@@ -135,6 +137,7 @@ impl Worker {
             alarmed: now,
             listened: now,
             last_load: 0,
+            last_question: 0,
             stopping: false,
         }
     }
@@ -233,8 +236,7 @@ impl Worker {
         match error {
             KafkaError::MessageConsumptionFatal(_) => Err(WorkerError::Fatal(error)),
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => {
-                let running = self.held.iter().filter(|(_, held)| held.running().is_some());
-                self.look_at_log_bounds(running.map(|(partition, _)| *partition).collect());
+                self.look_at_log_bounds(self.held.keys().copied().collect(), true);
                 Ok(())
             }
             error => {
@@ -245,20 +247,26 @@ impl Worker {
         }
     }
 
-    /// Looks whether the positions of partitions are in their logs: an error about an offset does not say whose it is, and a fetcher
-    /// that gave up says nothing.
-    fn look_at_log_bounds(&self, partitions: Vec<i32>) {
-        let services = self.services.clone();
-        self.runtime.spawn(async move {
-            let mut bounds = Vec::new();
-            for partition in partitions {
-                match services.reader.log_bounds(partition).await {
-                    Ok((low, high)) => bounds.push((partition, low, high)),
-                    Err(error) => tracing::warn!(partition, error = %error, "can't read the log's bounds"),
-                }
+    /// Looks whether the positions of partitions are in their logs; `failed` if the client says that one is not.
+    fn look_at_log_bounds(&mut self, partitions: Vec<i32>, failed: bool) {
+        for partition in partitions {
+            let Some(held) = self.held.get_mut(&partition) else { continue };
+            let ticket = held.ticket.clone();
+            let Some(running) = held.running_mut() else { continue };
+            if let Some(look) = &mut running.look {
+                look.failed |= failed;
+                continue;
             }
-            services.link.report(Event::LogBounds(bounds));
-        });
+            running.look = Some(Look { position: running.ledger.position(), failed });
+            let services = self.services.clone();
+            self.runtime.spawn(async move {
+                let mut attempts = services.attempts("log_bounds", &ticket);
+                let bounds = attempts.until_ok(|| services.reader.log_bounds(ticket.partition)).await;
+                if let Some((low, high)) = bounds {
+                    services.link.report(Event::LogBounds { ticket: ticket.clone(), low, high });
+                }
+            });
+        }
     }
 
     fn serve_rebalances(&mut self, consumer: &BaseConsumer<Context>) {
@@ -301,6 +309,24 @@ impl Worker {
         let ticket = Ticket::new(partition, self.last_ticket);
         self.held.insert(partition, Held::new(ticket.clone()));
         self.begin_takeover(ticket);
+    }
+
+    /// Another owner has fenced a partition that the group still gives to this worker. Under a new ticket, so that nothing counts
+    /// that runs for the old one.
+    fn take_over_again(&mut self, ticket: &Ticket) {
+        let partition = ticket.partition;
+        let Some(held) = self.held.get(&partition).filter(|held| held.ticket == *ticket) else { return };
+        let (paused, Some(running)) = (held.paused, held.running()) else { return };
+        if running.draining() || !ticket.is_valid() {
+            // It is being given back: the next owner finds the plan.
+            self.forget(partition);
+            return;
+        }
+        tracing::warn!(partition, "fenced by another owner: taking over again");
+        self.hold(partition);
+        if let Some(held) = self.held.get_mut(&partition) {
+            held.paused = paused;
+        }
     }
 
     fn begin_takeover(&mut self, ticket: Ticket) {
@@ -347,13 +373,12 @@ impl Worker {
     /// Moves positions that a rewind or a takeover set, and pauses and resumes.
     fn steer(&mut self, consumer: &BaseConsumer<Context>) {
         self.seek(consumer);
-        let over = self.budget.is_over();
         metrics::gauge!(metric_names::CONSUMER_BUDGET_BYTES).set(count(self.budget.used().bytes));
         let (mut pause, mut resume) = (TopicPartitionList::new(), TopicPartitionList::new());
-        let share = (self.settings.budget.records * 2 / self.held.len().max(2)).max(2);
+        let share = self.budget.share(self.held.len());
         for (partition, held) in &mut self.held {
             let was = held.paused;
-            let paused = over || !held.running().is_some_and(|running| running.takes_in(share, was));
+            let paused = !held.running().is_some_and(|running| running.takes_in(&share, was));
             if paused != held.paused {
                 held.paused = paused;
                 let list = if paused { &mut pause } else { &mut resume };

@@ -133,20 +133,6 @@ fn load(pipeline: &Pipeline, tenants: usize, each: usize) -> (Vec<(Uuid, Totals)
     (tenants.iter().map(|tenant| (*tenant, total.clone())).collect(), messages)
 }
 
-async fn all_done(pipeline: &Pipeline, messages: &[Message], offsets: &[i64]) {
-    for partition in 0..pipeline.partitions {
-        let own = messages.iter().zip(offsets).filter(|(message, _)| message.partition == partition);
-        let Some(last) = own.map(|(_, offset)| *offset).max() else { continue };
-        eventually("everything is done", || async {
-            pipeline
-                .committed(partition)
-                .await
-                .is_some_and(|(next, text)| next > last && text.starts_with("d1;"))
-        })
-        .await;
-    }
-}
-
 async fn assert_exact(pipeline: &Pipeline, expected: &[(Uuid, Totals)]) {
     for (tenant, totals) in expected {
         assert_eq!(pipeline.totals(*tenant).await, *totals, "tenant {tenant}");
@@ -172,7 +158,7 @@ async fn workers_killed_in_the_middle_lose_and_double_nothing() {
         stored = pipeline.rows(&tenants).await;
     }
     let worker = Process::start(&pipeline, &settings);
-    all_done(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     worker.stop().await;
     assert_exact(&pipeline, &expected).await;
     pipeline.end().await;
@@ -202,7 +188,7 @@ async fn workers_come_and_go_under_load() {
         })
         .await;
     }
-    all_done(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     first.stop().await;
     second.expect("it was started").stop().await;
     assert_exact(&pipeline, &expected).await;
@@ -223,10 +209,10 @@ async fn a_worker_that_wakes_up_after_its_partitions_were_taken_changes_nothing(
     zombie.pause();
     let other = Process::start(&pipeline, &settings);
     // Its session of 6 s runs out, the other takes over and finishes what was planned.
-    all_done(&pipeline, early, &offsets).await;
+    pipeline.all_done(early, &offsets).await;
     zombie.resume();
     offsets.extend(pipeline.send(late).await);
-    all_done(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     zombie.stop().await;
     other.stop().await;
     assert_exact(&pipeline, &expected).await;
@@ -240,7 +226,7 @@ async fn a_worker_stops_within_ten_seconds_and_leaves_nothing_in_hand() {
     let (expected, messages) = load(&pipeline, 4, 50);
     let worker = Process::start(&pipeline, &[]);
     let offsets = pipeline.send(&messages).await;
-    all_done(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     worker.stop().await;
     for partition in 0..2 {
         if let Some((_, text)) = pipeline.committed(partition).await {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use support::{KEY_ID, Message, Pipeline, SOURCE, eventually, logs};
 use usage_control::NewUsageType;
@@ -27,22 +27,6 @@ fn expected(records: &[&UsageRecord]) -> Vec<(String, String)> {
         .collect();
     contents.sort();
     contents
-}
-
-async fn wait_for_offsets(pipeline: &Pipeline, messages: &[Message], offsets: &[i64]) {
-    let mut last = BTreeMap::new();
-    for (message, offset) in messages.iter().zip(offsets) {
-        last.insert(message.partition, *offset);
-    }
-    for (partition, offset) in last {
-        eventually("everything is done", || async {
-            pipeline
-                .committed(partition)
-                .await
-                .is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
-        })
-        .await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,7 +70,7 @@ async fn copies_are_kept_once_within_and_across_batches_and_restarts() {
         messages.extend(records.iter().rev().step_by(3).map(|record| pipeline.message(record)));
         messages.push(pipeline.message(&conflict));
         let offsets = pipeline.send(&messages).await;
-        wait_for_offsets(&pipeline, &messages, &offsets).await;
+        pipeline.all_done(&messages, &offsets).await;
         if round == 1 {
             worker.stop().await;
             worker = pipeline.worker(&[]);
@@ -156,7 +140,7 @@ async fn poison_goes_to_the_dead_letters_untouched_and_blocks_nothing() {
     }
     let offsets = pipeline.send(&messages).await;
     let worker = pipeline.worker(&[]);
-    wait_for_offsets(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     worker.stop().await;
     assert_eq!(contents(&pipeline.stored(tenant).await), expected(&good.iter().collect::<Vec<_>>()));
 
@@ -230,7 +214,7 @@ async fn a_misplaced_record_reaches_its_partition_byte_for_byte() {
     messages.push(tired.clone());
     let offsets = pipeline.send(&messages).await;
     let worker = pipeline.worker(&[]);
-    wait_for_offsets(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     // The forwarded ones come behind what was sent.
     eventually("the forwarded records are decided", || async {
         let end = offsets
@@ -276,7 +260,7 @@ async fn rows_that_storage_refuses_become_dead_letters_and_the_rest_is_stored() 
     let messages: Vec<Message> = records.iter().map(|record| pipeline.message(record)).collect();
     let offsets = pipeline.send(&messages).await;
     let worker = pipeline.worker(&[]);
-    wait_for_offsets(&pipeline, &messages, &offsets).await;
+    pipeline.all_done(&messages, &offsets).await;
     for tenant in &tenants {
         let own = records.iter().filter(|r| {
             r.tenant_id == *tenant && !r.idempotency_key.as_ref().unwrap().starts_with("refused")

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use usage_service::error_chain::error_chain;
 use usage_service::{clock, metric_names};
-use usage_storage::StoredId;
+use usage_storage::{StorageError, StoredId};
 
-use super::held::{Drain, Held, Running, State};
+use super::held::{Drain, Held, Running, Sight, State};
 use super::release::mark;
 use super::{SEEK_TRIES, TICK, Worker};
 use crate::commit::CommitOutcome;
@@ -47,7 +48,7 @@ impl Worker {
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
             Event::Answered { ticket, question, registry, found } => {
                 if let Some(registry) = registry {
-                    self.judge.registry = registry;
+                    self.judge.refresh(registry);
                     self.registry_asked = Instant::now();
                 }
                 self.answered(&ticket, question, &found);
@@ -61,7 +62,7 @@ impl Worker {
                     running.drain = Some(Drain::Done);
                 }
             }
-            Event::Registry(registry) => self.judge.registry = registry,
+            Event::Registry(registry) => self.judge.refresh(registry),
             Event::FilterLoaded { ticket, load, filter } => {
                 // One that was begun before the partition was taken over again lacks what was stored since.
                 if let Some(running) = self.running(&ticket)
@@ -71,8 +72,11 @@ impl Worker {
                     since.iter().for_each(|id| running.filter.insert(id));
                 }
             }
-            Event::TickDone => self.tick_runs = false,
-            Event::LogBounds(bounds) => self.check_log_bounds(&bounds),
+            Event::TickDone { fenced } => {
+                self.tick_runs = false;
+                fenced.iter().for_each(|ticket| self.take_over_again(ticket));
+            }
+            Event::LogBounds { ticket, low, high } => self.check_log_bounds(&ticket, low, high),
         }
     }
 
@@ -103,29 +107,29 @@ impl Worker {
         held.state = State::Stopped(why);
     }
 
-    fn check_log_bounds(&mut self, bounds: &[(i32, i64, i64)]) {
-        for (partition, low, high) in bounds {
-            let Some(held) = self.held.get_mut(partition) else { continue };
-            let (ticket, paused) = (held.ticket.clone(), held.paused);
-            let Some(running) = held.running_mut() else { continue };
-            let position = running.ledger.position();
-            if position < *low || position > *high {
+    fn check_log_bounds(&mut self, ticket: &Ticket, low: i64, high: i64) {
+        let partition = ticket.partition;
+        let Some(held) = self.held.get_mut(&partition).filter(|held| held.ticket == *ticket) else { return };
+        let paused = held.paused;
+        let Some(running) = held.running_mut() else { return };
+        let Some(look) = running.look.take() else { return };
+        let position = running.ledger.position();
+        let silent = !paused && running.heard.elapsed() >= SILENCE;
+        match look.sight(position, low, high, silent) {
+            Sight::Gone => {
                 let why = format!(
                     "offset {position} is not in the log, which has {low} to {high}; stop the group, move it with \
                      `kafka-consumer-groups --reset-offsets`, start it: ids keep the counts right"
                 );
-                self.stop(&ticket, why);
-            } else if position < *high && !paused && running.heard.elapsed() >= SILENCE {
-                tracing::warn!(
-                    partition,
-                    offset = position,
-                    end = high,
-                    "nothing comes though there is more: fetching anew"
-                );
+                self.stop(ticket, why);
+            }
+            Sight::FetchAnew if !running.draining() => {
+                tracing::info!(partition, offset = position, end = high, silent, "fetching anew");
                 running.heard = Instant::now();
-                running.seek = Some(position);
+                running.seek.get_or_insert(position);
                 running.seek_failures = SEEK_TRIES;
             }
+            Sight::FetchAnew | Sight::Fine => {}
         }
     }
 
@@ -149,10 +153,20 @@ impl Worker {
             return;
         };
         let Some(running) = held.running_mut() else { return };
-        if let Some((rewind, charge)) = running.ledger.answer(question, &self.judge, &found, &running.limits)
-        {
+        let (again, cut) = running.ledger.answer(
+            question,
+            &self.judge,
+            &running.filter,
+            &found,
+            &running.limits,
+            &mut self.last_question,
+        );
+        if let Some((rewind, charge)) = cut {
             self.budget.refund(charge);
             Self::rewound(running, rewind);
+        }
+        if let Some(question) = again {
+            self.runtime.spawn(answer(self.services.clone(), ticket.clone(), question));
         }
     }
 
@@ -182,16 +196,7 @@ impl Worker {
                 Self::rewound(running, rewind);
                 self.budget.refund(charge);
             }
-            Fate::Fenced => {
-                tracing::warn!(partition = ticket.partition, "fenced by another owner: taking over again");
-                let Some(held) = self.held.get_mut(&ticket.partition) else { return };
-                self.budget.refund(held.charge());
-                held.state = State::TakingOver;
-                held.since = Instant::now();
-                if ticket.is_valid() {
-                    self.begin_takeover(ticket.clone());
-                }
-            }
+            Fate::Fenced => self.take_over_again(ticket),
             Fate::Abandoned => {
                 // The ticket is not valid any more; the rebalance that ended it follows.
                 self.forget(ticket.partition);
@@ -227,7 +232,8 @@ impl Worker {
         let Some(held) = self.held.get_mut(&partition) else { return };
         let ticket = held.ticket.clone();
         let Some(running) = held.running_mut() else { return };
-        let (question, cut) = running.ledger.close(&running.limits, &self.judge, now);
+        let (question, cut) =
+            running.ledger.close(&running.limits, &self.judge, &running.filter, &mut self.last_question, now);
         if let Some((rewind, charge)) = cut {
             self.budget.refund(charge);
             Self::rewound(running, rewind);
@@ -311,15 +317,15 @@ impl Worker {
             self.listened = now;
             let silent = self.silent();
             if !silent.is_empty() {
-                self.look_at_log_bounds(silent);
+                self.look_at_log_bounds(silent, false);
             }
         }
         let mut reload = Vec::new();
-        let mut running_partitions = Vec::new();
-        for (partition, held) in &mut self.held {
+        let mut tickets = Vec::new();
+        for held in self.held.values_mut() {
             let ticket = held.ticket.clone();
             let Some(running) = held.running_mut().filter(|running| !running.draining()) else { continue };
-            running_partitions.push(*partition);
+            tickets.push(ticket.clone());
             if running.filter.wants_reload() && running.loading.is_none() {
                 self.last_load += 1;
                 running.loading = Some((self.last_load, Vec::new()));
@@ -329,15 +335,9 @@ impl Worker {
         for (ticket, load, count) in reload {
             self.runtime.spawn(reload_filter(self.services.clone(), ticket, load, count));
         }
-        if !self.tick_runs && !running_partitions.is_empty() {
+        if !self.tick_runs && !tickets.is_empty() {
             self.tick_runs = true;
-            let services = self.services.clone();
-            self.runtime.spawn(async move {
-                if let Err(error) = services.writer.tick(&running_partitions).await {
-                    tracing::warn!(error = %usage_service::error_chain::error_chain(&error), "rolling up failed");
-                }
-                services.link.report(Event::TickDone);
-            });
+            self.runtime.spawn(roll_up(self.services.clone(), tickets));
         }
     }
 
@@ -401,7 +401,12 @@ async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
     } else {
         None
     };
-    let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
+    let found = if question.probes.is_empty() {
+        Vec::new()
+    } else {
+        let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
+        found
+    };
     let hits = found.len() as u64;
     let misses = (question.probes.len() as u64).saturating_sub(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
@@ -417,10 +422,42 @@ async fn refresh(services: Arc<Services>) {
     }
 }
 
+async fn roll_up(services: Arc<Services>, tickets: Vec<Ticket>) {
+    let partitions: Vec<i32> = tickets.iter().map(|ticket| ticket.partition).collect();
+    let fenced = match services.writer.tick(&partitions).await {
+        Ok(()) => Vec::new(),
+        Err(error) => {
+            tracing::warn!(error = %error_chain(&error), "rolling up failed");
+            fenced(&error, tickets)
+        }
+    };
+    services.link.report(Event::TickDone { fenced });
+}
+
+/// The tickets whose partitions another owner has fenced.
+fn fenced(error: &StorageError, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
+    let StorageError::Fenced { partitions } = error else { return Vec::new() };
+    tickets.retain(|ticket| partitions.contains(&ticket.partition));
+    tickets
+}
+
 async fn reload_filter(services: Arc<Services>, ticket: Ticket, load: u64, partition_count: i32) {
     let mut attempts = services.attempts("filter", &ticket);
     let again = || load_filter(&services, ticket.partition, partition_count);
     if let Some(filter) = attempts.until_ok(again).await {
         services.link.report(Event::FilterLoaded { ticket: ticket.clone(), load, filter: Box::new(filter) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_that_rolling_up_meets_names_its_tickets() {
+        let tickets = || (0..3).map(|partition| Ticket::new(partition, 7)).collect::<Vec<_>>();
+        let error = StorageError::Fenced { partitions: vec![2, 0, 9] };
+        assert_eq!(fenced(&error, tickets()), [Ticket::new(0, 7), Ticket::new(2, 7)]);
+        assert_eq!(fenced(&StorageError::Timeout, tickets()), []);
     }
 }

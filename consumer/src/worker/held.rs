@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::batch::Limits;
-use crate::budget::Charge;
+use crate::budget::{Charge, Share};
 use crate::commit::CommitOutcome;
 use crate::filter::IdFilter;
 use crate::ledger::Ledger;
@@ -39,6 +39,41 @@ pub enum Drain {
     Done,
 }
 
+/// A look at a partition's log that is under way: an error about an offset does not say whose it is, and a fetcher that gave up
+/// says nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// The partition's position when the look began.
+    pub position: i64,
+    /// The client has said that it fetches some partition no more.
+    pub failed: bool,
+}
+
+/// What a look at a log has shown.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// The log does not have the position.
+    Gone,
+    /// Perhaps nothing is fetched.
+    FetchAnew,
+    Fine,
+}
+
+impl Look {
+    /// The log had `low..high` after the look began; `position` is the present one. While the bounds were read the partition may
+    /// have gone beyond them, or the log's beginning may have moved.
+    pub fn sight(self, position: i64, low: i64, high: i64, silent: bool) -> Sight {
+        let outside = |position: i64| position < low || position > high;
+        if outside(self.position) && outside(position) {
+            Sight::Gone
+        } else if self.failed || (silent && position < high) {
+            Sight::FetchAnew
+        } else {
+            Sight::Fine
+        }
+    }
+}
+
 pub struct Running {
     pub ledger: Ledger,
     pub filter: IdFilter,
@@ -52,6 +87,7 @@ pub struct Running {
     /// Position to be set before anything is taken in, and how often that failed.
     pub seek: Option<i64>,
     pub seek_failures: u32,
+    pub look: Option<Look>,
     /// When the last message came, or the partition was last looked after.
     pub heard: Instant,
     /// While the filter is loaded anew: the load's number, and the ids that became durable since.
@@ -71,6 +107,7 @@ impl Running {
             marking: None,
             seek,
             seek_failures: 0,
+            look: None,
             heard: Instant::now(),
             loading: None,
             drain: None,
@@ -81,11 +118,9 @@ impl Running {
         self.drain.is_some()
     }
 
-    /// True if messages of the partition are welcome. `share` is what one partition may hold, so that one that is stuck leaves
-    /// room for the others; a paused one waits until it has half of it free.
-    pub fn takes_in(&self, share: usize, paused: bool) -> bool {
-        let share = if paused { share / 2 } else { share };
-        let within = self.ledger.charge().records < share || self.ledger.is_idle();
+    /// True if messages of the partition are welcome.
+    pub fn takes_in(&self, share: &Share, paused: bool) -> bool {
+        let within = share.admits(self.ledger.charge(), paused) || self.ledger.is_idle();
         within && self.seek.is_none() && !self.draining() && !self.ledger.is_full(&self.limits)
     }
 
@@ -131,5 +166,31 @@ impl Held {
             State::Running(_) => "running",
             State::Stopped(_) => "stopped",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_that_went_on_while_its_log_was_looked_at_is_not_stopped() {
+        let look = Look { position: 100, failed: true };
+        // At the log's end when the bounds were read, and beyond it when they arrive.
+        assert_eq!(look.sight(150, 0, 100, false), Sight::FetchAnew);
+        // The log's beginning passed the first position, the partition was faster.
+        assert_eq!(look.sight(150, 120, 200, false), Sight::FetchAnew);
+        assert_eq!(look.sight(100, 120, 200, false), Sight::Gone);
+        assert_eq!(look.sight(100, 0, 99, false), Sight::Gone);
+    }
+
+    #[test]
+    fn a_partition_is_fetched_anew_if_its_fetcher_may_have_given_up() {
+        let failed = Look { position: 100, failed: true };
+        assert_eq!(failed.sight(100, 0, 100, false), Sight::FetchAnew, "more may come");
+        let asked = Look { position: 100, failed: false };
+        assert_eq!(asked.sight(100, 0, 100, true), Sight::Fine, "there is nothing");
+        assert_eq!(asked.sight(100, 0, 101, true), Sight::FetchAnew);
+        assert_eq!(asked.sight(100, 0, 101, false), Sight::Fine);
     }
 }

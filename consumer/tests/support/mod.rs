@@ -6,6 +6,7 @@ mod dead_letters;
 mod process;
 mod totals;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -300,6 +301,22 @@ impl Pipeline {
             }
         };
         tokio::task::spawn_blocking(read).await.expect("no panic")
+    }
+
+    /// Waits until the messages at these offsets are done and nothing is in hand.
+    pub async fn all_done(&self, messages: &[Message], offsets: &[i64]) {
+        let mut last = BTreeMap::new();
+        for (message, offset) in messages.iter().zip(offsets) {
+            last.insert(message.partition, *offset);
+        }
+        for (partition, offset) in last {
+            eventually("everything is done", || async {
+                self.committed(partition)
+                    .await
+                    .is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
+            })
+            .await;
+        }
     }
 
     /// Commits for the group while none of its members lives, as an operator or a dead worker did.
