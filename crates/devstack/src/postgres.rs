@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
@@ -13,7 +13,7 @@ use nix::unistd::User;
 
 use crate::install::postgres as install;
 use crate::pgwire::Connection;
-use crate::process::{Launch, Life, ProcessId, Server};
+use crate::process::{Launch, Life, ProcessId, Server, children_of, nap, wait_until};
 use crate::{cache, ports, probe};
 
 const READY: Duration = Duration::from_secs(60);
@@ -47,10 +47,8 @@ impl Postgres {
             init(&bin, &data)?;
         }
         let [port] = ports::kept(&dir)?;
-        let server = launch(&bin, &dir, &data, port, life)?;
-        let mut this = Self { dir, port, life, server };
-        this.await_ready()?;
-        Ok(this)
+        let server = start(&bin, &dir, &data, port, life)?;
+        Ok(Self { dir, port, life, server })
     }
 
     /// Removes the directory of a server that has ended, with its data wherever that lies.
@@ -116,12 +114,18 @@ impl Postgres {
 
     /// Kills the postmaster and all its backends at once, as a power cut would.
     pub fn kill9(&mut self) {
+        // Each backend leads a session of its own and would go on until it notices.
+        let backends = children_of(self.pid());
         self.server.kill9();
+        for backend in &backends {
+            let _ = backend.signal(Signal::SIGKILL);
+        }
+        wait_until(GRACE, || !backends.iter().any(|backend| backend.is_running()));
     }
 
     /// Starts it again on the same port and data; one that still runs is killed first.
     pub fn restart(&mut self) -> Result<()> {
-        self.server.kill9();
+        self.kill9();
         self.launch_again()
     }
 
@@ -138,25 +142,53 @@ impl Postgres {
 
     /// Freezes the postmaster and its backends (SIGSTOP).
     pub fn pause(&self) {
-        self.server.signal_group(Signal::SIGSTOP);
+        // The postmaster first, so that no new backend comes.
+        let _ = self.server.signal(Signal::SIGSTOP);
+        self.signal_backends(Signal::SIGSTOP);
     }
 
     /// Lets frozen processes go on.
     pub fn resume(&self) {
-        self.server.signal_group(Signal::SIGCONT);
+        self.signal_backends(Signal::SIGCONT);
+        let _ = self.server.signal(Signal::SIGCONT);
+    }
+
+    fn signal_backends(&self, signal: Signal) {
+        for backend in children_of(self.pid()) {
+            let _ = backend.signal(signal);
+        }
     }
 
     fn launch_again(&mut self) -> Result<()> {
-        self.server = launch(&install::bin_dir()?, &self.dir, &data_dir(&self.dir)?, self.port, self.life)?;
-        self.await_ready()
+        self.server = start(&install::bin_dir()?, &self.dir, &data_dir(&self.dir)?, self.port, self.life)?;
+        Ok(())
     }
+}
 
-    fn await_ready(&mut self) -> Result<()> {
-        let port = self.port;
-        probe::await_ready("Postgres", &mut self.server, READY, || {
+/// Launches the server and waits until it takes queries.
+///
+/// After a `kill -9` of a postmaster its backends live on for a moment, and a new one refuses to start beside them.
+fn start(bin: &Path, dir: &Path, data: &Path, port: u16, life: Life) -> Result<Server> {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        let mut server = launch(bin, dir, data, port, life)?;
+        let ready = probe::await_ready("Postgres", &mut server, READY, || {
             Connection::open(port, USER, "postgres", Duration::from_secs(2))?.query("SELECT 1").map(drop)
-        })
+        });
+        match ready {
+            Ok(()) => return Ok(server),
+            Err(error) if is_left_over(&error) && Instant::now() < deadline => {
+                nap(Duration::from_millis(100))
+            }
+            Err(error) => return Err(error),
+        }
     }
+}
+
+fn is_left_over(error: &anyhow::Error) -> bool {
+    let text = format!("{error:#}");
+    text.contains("pre-existing shared memory block")
+        || text.contains("lock file \"postmaster.pid\" already exists")
 }
 
 /// Who runs the server: Postgres refuses to run as root.

@@ -88,6 +88,21 @@ impl ProcessId {
     }
 }
 
+/// The children that the process has now.
+#[must_use]
+pub fn children_of(parent: u32) -> Vec<ProcessId> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{parent}/task")) else { return Vec::new() };
+    let lists = threads
+        .flatten()
+        .map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    lists
+        .flat_map(|list| {
+            list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+        })
+        .filter_map(ProcessId::of)
+        .collect()
+}
+
 /// State letter and start time out of the text of `/proc/PID/stat`; the name in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<(char, u64)> {
     let after_name = &stat[stat.rfind(')')? + 1..];
@@ -172,13 +187,6 @@ impl Server {
     /// Sends a signal to the process itself.
     pub fn signal(&self, signal: Signal) -> Result<bool> {
         self.id.signal(signal)
-    }
-
-    /// Sends a signal to the process and its helpers.
-    pub fn signal_group(&self, signal: Signal) {
-        if self.id.is_running() {
-            let _ = killpg(self.id.nix(), signal);
-        }
     }
 
     /// Kills the process and its helpers at once and reaps it.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use usage_devstack::process::{ProcessId, wait_until};
+use usage_devstack::process::{ProcessId, children_of, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -20,17 +20,6 @@ fn hold(dir: &Path) -> (Child, Vec<ProcessId>) {
     let servers = children_of(child.id());
     assert_eq!(servers.len(), 3, "{servers:?}");
     (child, servers)
-}
-
-fn children_of(parent: u32) -> Vec<ProcessId> {
-    let text = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
-    let mut found = Vec::new();
-    for thread in fs::read_dir(format!("/proc/{parent}/task")).unwrap() {
-        for pid in text(thread.unwrap().path().join("children")).split_ascii_whitespace() {
-            found.extend(ProcessId::of(pid.parse().unwrap()));
-        }
-    }
-    found
 }
 
 #[test]

@@ -5,6 +5,9 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+use usage_devstack::pgwire::Connection;
+use usage_devstack::process::wait_until;
 use usage_devstack::{ClickHouse, Kafka, Postgres};
 
 /// Runs a statement over HTTP; the answer's body, or the error's.
@@ -108,6 +111,38 @@ fn postgres_keeps_its_data_and_address() {
     let server = Postgres::start(&dir.path().join("postgres")).unwrap();
     assert_eq!(sum(&server), "11");
     assert_eq!(server.url("d"), url);
+}
+
+#[test]
+fn postgres_comes_back_when_only_its_postmaster_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Postgres::start(dir.path()).unwrap();
+    // A backend that is busy does not notice at once that its postmaster is gone.
+    let port = server.port();
+    let busy = std::thread::spawn(move || {
+        let mut connection = Connection::open(port, "usage", "postgres", Duration::from_secs(60)).unwrap();
+        connection.query("SELECT count(*) FROM generate_series(1, 20000000)").is_ok()
+    });
+    let running =
+        "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%generate_series%' AND pid <> pg_backend_pid()";
+    assert!(wait_until(Duration::from_secs(30), || !server.query("postgres", running).unwrap().is_empty()));
+    server.id().signal(Signal::SIGKILL).unwrap();
+    server.restart().unwrap();
+    server.query("postgres", "SELECT 1").unwrap();
+    busy.join().unwrap();
+}
+
+#[test]
+fn postgres_can_be_frozen() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Postgres::start(dir.path()).unwrap();
+    let mut before =
+        Connection::open(server.port(), "usage", "postgres", Duration::from_millis(300)).unwrap();
+    before.query("SELECT 1").unwrap();
+    server.pause();
+    assert!(before.query("SELECT 1").is_err());
+    server.resume();
+    server.query("postgres", "SELECT 1").unwrap();
 }
 
 #[test]
