@@ -36,10 +36,12 @@ impl Hasher for IdHasher {
 }
 
 type IdState = BuildHasherDefault<IdHasher>;
-/// Row of each kept id.
-pub type IdMap = HashMap<Uuid, u32, IdState>;
-/// Ids of records that are not decided yet.
-pub type IdSet = HashSet<Uuid, IdState>;
+/// Tenant and record id: an id that another tenant uses is another identity.
+pub type Identity = (Uuid, Uuid);
+/// Row of each kept identity.
+pub type IdMap = HashMap<Identity, u32, IdState>;
+/// Identities of records that are not decided yet.
+pub type IdSet = HashSet<Identity, IdState>;
 
 /// When a batch ends. All are marks to end at, not promises: a burst may pass them a little.
 #[derive(Debug, Clone, Copy)]
@@ -151,11 +153,11 @@ impl Open {
 
     pub fn keep(&mut self, record: &RecordRef<'_>, content_hash: [u8; 16], offset: i64, ingested_at: i64) {
         let row = u32::try_from(self.rows.len()).expect("a batch ends long before 2^32 rows");
-        self.ids.insert(record.record_id, row);
+        self.ids.insert((record.tenant_id, record.record_id), row);
         self.rows.push(record, content_hash, offset, ingested_at);
     }
 
-    pub fn hash_of(&self, id: &Uuid) -> Option<[u8; 16]> {
+    pub fn hash_of(&self, id: &Identity) -> Option<[u8; 16]> {
         self.ids.get(id).map(|row| self.rows.content_hash[*row as usize])
     }
 }
@@ -177,7 +179,7 @@ pub struct Decided {
 }
 
 impl Decided {
-    pub fn hash_of(&self, id: &Uuid) -> Option<[u8; 16]> {
+    pub fn hash_of(&self, id: &Identity) -> Option<[u8; 16]> {
         self.ids.get(id).map(|row| self.batch.rows.content_hash[*row as usize])
     }
 
@@ -243,7 +245,8 @@ pub fn select(rows: &Rows, keep: impl Fn(i64) -> bool) -> Rows {
     selected
 }
 
-/// Row of each id.
+/// Row of each identity.
 pub fn index(rows: &Rows) -> IdMap {
-    (0u32..).zip(&rows.record_id).map(|(row, id)| (*id, row)).collect()
+    let identities = rows.tenant_id.iter().copied().zip(rows.record_id.iter().copied());
+    identities.zip(0u32..).collect()
 }

@@ -156,10 +156,10 @@ impl Judge {
         Some(record)
     }
 
-    /// The id that a message claims, whether it is valid or not.
-    pub fn claimed_id(&self, message: &Envelope<'_>) -> Option<Uuid> {
+    /// Tenant and id that a message claims, whether it is valid or not.
+    pub fn claimed_identity(&self, message: &Envelope<'_>) -> Option<(Uuid, Uuid)> {
         let record = self.decoder.decode(message.value?).ok()?;
-        Some(record.record_id)
+        Some((record.tenant_id, record.record_id))
     }
 }
 

@@ -14,9 +14,8 @@ use std::time::Instant;
 use usage_schemas::Reason;
 use usage_service::clock;
 use usage_storage::{IdProbe, PlannedBatch, Rows};
-use uuid::Uuid;
 
-use crate::batch::{Decided, Deferred, Limits, Open, RECORD_OVERHEAD, index, merge, select};
+use crate::batch::{Decided, Deferred, Identity, Limits, Open, RECORD_OVERHEAD, index, merge, select};
 use crate::budget::Charge;
 use crate::dead_letter::{Action, Outgoing};
 use crate::filter::IdFilter;
@@ -140,7 +139,7 @@ impl Ledger {
         self.closed.is_some() && self.open.is_full(limits)
     }
 
-    fn known(&self, id: &Uuid) -> Known {
+    fn known(&self, id: &Identity) -> Known {
         let mut undecided = self.open.deferred_ids.contains(id);
         let mut kept = self.open.hash_of(id);
         match &self.closed {
@@ -176,20 +175,22 @@ impl Ledger {
         let copied = Charge { bytes: charge.bytes + message.header_bytes, ..charge };
         let (offset, timestamp) = (message.offset, message.timestamp);
         let why = match judge.judge(message, self.place) {
-            Verdict::Record { record, content_hash } => match self.known(&record.record_id) {
-                Known::Kept(hash) => Some((Some(record.tenant_id), repeated(hash, content_hash))),
-                Known::No if !filter.may_contain(&record.record_id) => {
-                    self.open.keep(&record, content_hash, offset, clock::now_micros());
-                    None
+            Verdict::Record { record, content_hash } => {
+                match self.known(&(record.tenant_id, record.record_id)) {
+                    Known::Kept(hash) => Some((Some(record.tenant_id), repeated(hash, content_hash))),
+                    Known::No if !filter.may_contain(&record.record_id) => {
+                        self.open.keep(&record, content_hash, offset, clock::now_micros());
+                        None
+                    }
+                    Known::No | Known::Undecided => {
+                        self.open.defer(copy(), Some((record.tenant_id, record.record_id)), false);
+                        self.open.note(offset, timestamp, copied, None, now);
+                        return Some(copied);
+                    }
                 }
-                Known::No | Known::Undecided => {
-                    self.open.defer(copy(), Some(record.record_id), false);
-                    self.open.note(offset, timestamp, copied, None, now);
-                    return Some(copied);
-                }
-            },
+            }
             Verdict::Refused(refusal) if refusal.by_registry => {
-                self.open.defer(copy(), judge.claimed_id(message), true);
+                self.open.defer(copy(), judge.claimed_identity(message), true);
                 self.open.note(offset, timestamp, copied, None, now);
                 return Some(copied);
             }
@@ -276,7 +277,7 @@ impl Ledger {
         number: u64,
         judge: &Judge,
         filter: &IdFilter,
-        found: &HashMap<Uuid, [u8; 16]>,
+        found: &HashMap<Identity, [u8; 16]>,
         limits: &Limits,
         last_question: &mut u64,
     ) -> (Option<Question>, Option<(Rewind, Charge)>) {
@@ -298,7 +299,7 @@ impl Ledger {
             let envelope = message.envelope();
             let (tenant, fate) = match judge.judge(&envelope, self.place) {
                 Verdict::Record { record, content_hash } => {
-                    let id = &record.record_id;
+                    let id = &(record.tenant_id, record.record_id);
                     let earlier = open.hash_of(id).or_else(|| kept.hash_of(id)).or_else(|| self.earlier(id));
                     match earlier.or_else(|| found.get(id).copied()) {
                         Some(hash) => (Some(record.tenant_id), repeated(hash, content_hash)),
@@ -330,7 +331,7 @@ impl Ledger {
     }
 
     /// The hash that an earlier batch has for an id: in flight, or durable since the question was asked.
-    fn earlier(&self, id: &Uuid) -> Option<[u8; 16]> {
+    fn earlier(&self, id: &Identity) -> Option<[u8; 16]> {
         self.in_flight.iter().chain(&self.lingering).find_map(|batch| batch.hash_of(id))
     }
 
@@ -442,7 +443,7 @@ impl Ledger {
 }
 
 impl Open {
-    fn defer(&mut self, message: OwnedMessage, id: Option<Uuid>, by_registry: bool) {
+    fn defer(&mut self, message: OwnedMessage, id: Option<Identity>, by_registry: bool) {
         self.deferred_ids.extend(id);
         self.deferred.push(Deferred { message, by_registry });
     }

@@ -3,6 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use usage_schemas::Kind;
 use usage_schemas::codec::Encoder;
+use uuid::Uuid;
 
 use super::*;
 use crate::batch::Decided;
@@ -35,11 +36,11 @@ struct World {
     log: Vec<OwnedMessage>,
     /// Index of the next message that Kafka delivers.
     reading: usize,
-    stored: HashMap<Uuid, [u8; 16]>,
+    stored: HashMap<Identity, [u8; 16]>,
     /// Batches that were done, in order.
     done: Vec<Arc<Decided>>,
     /// What storage said when closed batches asked; answers may come late, even after a rewind.
-    found: Vec<(u64, HashMap<Uuid, [u8; 16]>)>,
+    found: Vec<(u64, HashMap<Identity, [u8; 16]>)>,
     used: Charge,
     /// Number of the last question.
     asked: u64,
@@ -92,7 +93,10 @@ impl World {
     }
 
     fn ask(&mut self, question: &Question) {
-        let ask = |probe: &IdProbe| Some((probe.record_id, *self.stored.get(&probe.record_id)?));
+        let ask = |probe: &IdProbe| {
+            let id = (probe.tenant_id, probe.record_id);
+            Some((id, *self.stored.get(&id)?))
+        };
         self.found.push((question.number, question.probes.iter().filter_map(ask).collect()));
     }
 
@@ -114,8 +118,9 @@ impl World {
     fn finish(&mut self) {
         if let Some(decided) = self.ledger.finish() {
             let rows = &decided.batch.rows;
-            for (id, hash) in rows.record_id.iter().zip(&rows.content_hash) {
-                assert_eq!(self.stored.insert(*id, *hash), None, "an id is stored twice");
+            let ids = rows.tenant_id.iter().zip(&rows.record_id);
+            for ((tenant, id), hash) in ids.zip(&rows.content_hash) {
+                assert_eq!(self.stored.insert((*tenant, *id), *hash), None, "an id is stored twice");
                 self.filter.insert(id);
             }
             self.refund(decided.charge);
@@ -406,7 +411,7 @@ fn an_answer_to_the_ledger_before_a_takeover_is_passed_over() {
     // The partition is taken over again, and the takeover stores the first copy; the answer from before comes late.
     world.ledger = Ledger::new(PLACE, 10, 0, Instant::now());
     (world.reading, world.used) = (0, Charge::default());
-    world.stored.insert(twice.record_id, usage_schemas::ids::content_hash(&twice.borrowed()));
+    world.stored.insert((tenant(), twice.record_id), usage_schemas::ids::content_hash(&twice.borrowed()));
     world.deliver();
     world.close();
     world.answer();
@@ -478,4 +483,27 @@ fn the_headers_of_what_is_copied_are_charged() {
     assert!(taken() > 500_000, "deferred");
     assert!(taken() > 500_000, "dead letter");
     assert_eq!(world.used, world.ledger.charge());
+}
+
+#[test]
+fn an_id_that_another_tenant_uses_is_another_identity() {
+    let sampled = |tenant: u128, id: u128| {
+        let mut sampled = record(Uuid::from_u128(tenant), "", 1);
+        sampled.idempotency_key = None;
+        sampled.kind = Kind::Gauge;
+        sampled.metric = "vm.memory".into();
+        sampled.record_id = Uuid::from_u128(0x0188_4b5e_0000_7000_8000_0000_0000_0000 + id);
+        sampled
+    };
+    // Both in one batch; then one that is durable, asked for together with the other tenant's.
+    let sent = [(1, 1), (2, 1), (1, 2), (1, 2), (2, 2)].map(|(tenant, id)| sampled(tenant, id));
+    let mut world = World::new((0..).zip(&sent).map(|(offset, record)| signed(offset, record)).collect());
+    (0..3).for_each(|_| world.deliver());
+    world.close();
+    world.start();
+    world.finish();
+    world.drain();
+    let duplicate = Some(NotKept::Duplicate);
+    assert_eq!(world.fates(), [(0, None), (1, None), (2, None), (3, duplicate), (4, None)]);
+    assert_eq!(world.stored.len(), 4);
 }

@@ -147,8 +147,8 @@ impl Worker {
     }
 
     fn answered(&mut self, ticket: &Ticket, question: u64, found: &[StoredId]) {
-        let found: HashMap<_, _> =
-            found.iter().map(|stored| (stored.record_id, stored.content_hash)).collect();
+        let identity = |stored: &StoredId| ((stored.tenant_id, stored.record_id), stored.content_hash);
+        let found: HashMap<_, _> = found.iter().map(identity).collect();
         let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
             return;
         };

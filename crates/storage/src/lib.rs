@@ -58,6 +58,7 @@ pub struct IdProbe {
 /// A stored id and the hash of the content it was first received with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredId {
+    pub tenant_id: Uuid,
     pub record_id: Uuid,
     pub content_hash: [u8; 16],
 }

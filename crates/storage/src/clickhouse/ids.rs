@@ -137,7 +137,7 @@ impl Search<'_> {
             // An id of another tenant is another identity.
             let id = (tenant_id, record_id);
             if self.wanted.contains(&id) && self.seen.insert(id) {
-                self.found.push(StoredId { record_id, content_hash });
+                self.found.push(StoredId { tenant_id, record_id, content_hash });
             }
         }
         Ok(())
