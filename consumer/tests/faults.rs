@@ -28,6 +28,8 @@ struct FaultyWriter {
     /// Faults in a hundred calls.
     rate: u32,
     faults: AtomicU32,
+    /// Takeovers that were begun.
+    opened: AtomicU32,
 }
 
 enum Fault {
@@ -39,7 +41,13 @@ enum Fault {
 impl Faulty {
     fn new(inner: ClickHouseStorage, rate: u32, seed: u64) -> Arc<Self> {
         let random = Mutex::new(StdRng::seed_from_u64(seed));
-        let writer = FaultyWriter { inner: inner.writer(), random, rate, faults: AtomicU32::new(0) };
+        let writer = FaultyWriter {
+            inner: inner.writer(),
+            random,
+            rate,
+            faults: AtomicU32::new(0),
+            opened: AtomicU32::new(0),
+        };
         Arc::new(Self { inner, writer: Arc::new(writer) })
     }
 }
@@ -100,6 +108,7 @@ impl Storage for Faulty {
 #[async_trait]
 impl Writer for FaultyWriter {
     async fn open(&self, partition: i32) -> Result<Opened, StorageError> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
         self.ask(self.inner.open(partition)).await
     }
 
@@ -226,6 +235,26 @@ async fn an_owner_that_is_fenced_takes_over_again() {
         .await;
     }
     assert_exact(&pipeline, &tenants, &messages, &offsets, 200).await;
+    worker.stop().await;
+    pipeline.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_that_only_rolling_up_meets_is_taken_over_again() {
+    logs();
+    let pipeline = Pipeline::start(1).await;
+    let tenants = [Uuid::new_v4()];
+    let messages = load(&pipeline, &tenants, 30);
+    let faulty = Faulty::new(ClickHouseStorage::connect(pipeline.clickhouse.clone()), 0, 0);
+    let writer = faulty.writer.clone();
+    let worker = pipeline.worker_on(faulty, &["consumer.batch_age=20ms", "clickhouse.flush_age=5s"]);
+    let offsets = pipeline.send(&messages).await;
+    pipeline.all_done(&messages, &offsets).await;
+    assert_eq!(writer.opened.load(Ordering::Relaxed), 1);
+    // Nothing comes any more: what is met next is that records are to be rolled up.
+    ClickHouseStorage::connect(pipeline.clickhouse.clone()).writer().open(0).await.unwrap();
+    eventually("it takes over again", || async { writer.opened.load(Ordering::Relaxed) > 1 }).await;
+    assert_exact(&pipeline, &tenants, &messages, &offsets, 30).await;
     worker.stop().await;
     pipeline.end().await;
 }
