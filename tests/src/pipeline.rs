@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _};
 use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, JWKS_FILE, SIGNING_FILE, Scopes, TokenSigner};
+use usage_devstack::demo::USAGE_TYPES;
 use usage_devstack::testing;
 use uuid::Uuid;
 
@@ -25,14 +26,6 @@ pub use stack::{RelayAgain, stack_api};
 /// The signing key of the source `demo`: id and hex digits.
 pub const SOURCE_KEY: (&str, &str) =
     ("demo-1", "5a0f1c2e7b10190f3c26f1e7a449d3b5a1f0c2e7b10166c6c6d2d6761746577a");
-
-/// Usage types that every pipeline knows.
-const TYPES: &[(&str, &str, &str)] = &[
-    ("llm.requests", "counter", "requests"),
-    ("llm.input_tokens", "counter", "tokens"),
-    ("llm.output_tokens", "counter", "tokens"),
-    ("gpu.utilization", "gauge", "percent"),
-];
 
 /// All time that a test emits into.
 pub const RANGE: (&str, &str) = ("2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z");
@@ -97,7 +90,7 @@ impl Pipeline {
         self.usagectl(&["storage", "migrate"])?;
         self.usagectl(&["outbox", "migrate"])?;
         self.usagectl(&["source", "add", SOURCE, "--key-id", SOURCE_KEY.0, "--key-hex", SOURCE_KEY.1])?;
-        for (name, kind, unit) in TYPES {
+        for (name, kind, unit) in USAGE_TYPES {
             self.usagectl(&["types", "add", name, "--kind", kind, "--unit", unit])?;
         }
         source::migrate(&self.source).await
