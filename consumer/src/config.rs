@@ -159,6 +159,8 @@ impl Config {
             .set("fetch.max.bytes", fetch.max(1 << 20).to_string())
             .set("max.partition.fetch.bytes", (1 << 20).to_string())
             .set("fetch.wait.max.ms", "100")
+            // By default a full queue rests for a second, in which it runs empty.
+            .set("fetch.queue.backoff.ms", "10")
             .set("fetch.error.backoff.ms", "100")
             .set("statistics.interval.ms", "5000");
         client

@@ -11,9 +11,6 @@ use usage_service::lifecycle::{self, STOP_WITHIN};
 use usage_service::{config, health, telemetry};
 use usage_storage::clickhouse::ClickHouseStorage;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Takes usage records from Kafka and stores every one exactly once.
 #[derive(Debug, Parser)]
 #[command(name = "usage-consumer", version)]

@@ -89,8 +89,10 @@ impl Process {
             assert!(asked.elapsed() < Duration::from_secs(11), "still runs: see {}", self.log.display());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Kept only when something went wrong.
-        std::fs::remove_file(&self.log).expect("the log is there");
+        // Kept only when something went wrong, or on request.
+        if std::env::var_os("USAGE_TEST_KEEP_LOGS").is_none() {
+            std::fs::remove_file(&self.log).expect("the log is there");
+        }
     }
 }
 
