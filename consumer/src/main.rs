@@ -1,5 +1,6 @@
 //! `usage-consumer`: from Kafka to storage.
 
+use std::os::unix::process::CommandExt as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -26,6 +27,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let config: Config = config::load(SETTINGS, &arguments.config)?;
+    limit_arenas();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("beside")
@@ -36,6 +38,21 @@ fn main() -> anyhow::Result<()> {
     // Reads that still block have nothing to finish.
     runtime.shutdown_background();
     result
+}
+
+/// Variable of the C library: how many heaps its allocator keeps.
+const ARENAS: &str = "MALLOC_ARENA_MAX";
+
+/// Starts this program anew with two heaps, unless somebody has said how many. librdkafka's threads allocate messages that the
+/// owner frees, and every heap keeps its peak: draining 3,000,000 records took 181 to 208 MB with two, 262 to 314 MB without a
+/// limit, 294 to 396 MB with mimalloc, at the same speed (three rounds each). The C library reads the variable only at the start.
+fn limit_arenas() {
+    if std::env::var_os(ARENAS).is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    // Same process id, same descriptors. It returns only if it fails, and then more memory is used, no more.
+    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(ARENAS, "2").exec();
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
