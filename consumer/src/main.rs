@@ -9,7 +9,7 @@ use usage_consumer::config::{Config, SETTINGS};
 use usage_consumer::service;
 use usage_service::health::Health;
 use usage_service::lifecycle::{self, STOP_WITHIN};
-use usage_service::{config, health, telemetry};
+use usage_service::{config, fail_points, health, telemetry};
 use usage_storage::clickhouse::ClickHouseStorage;
 
 /// Takes usage records from Kafka and stores every one exactly once.
@@ -21,6 +21,7 @@ struct Arguments {
 }
 
 fn main() -> anyhow::Result<()> {
+    fail_points::arm();
     let arguments = Arguments::parse();
     if arguments.config.check_config {
         print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);

@@ -4,7 +4,7 @@ use clap::Parser;
 use usage_query_api::config::{Config, SETTINGS};
 use usage_query_api::process;
 use usage_service::config::{self, Cli};
-use usage_service::{lifecycle, telemetry};
+use usage_service::{fail_points, lifecycle, telemetry};
 
 /// Answers usage queries over HTTP
 #[derive(Parser)]
@@ -16,6 +16,7 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
+    fail_points::arm();
     let Arguments { cli } = Arguments::parse();
     if cli.check_config {
         let config: Config = config::load(SETTINGS, &cli)?;

@@ -7,6 +7,7 @@ pub mod breaker;
 pub mod clock;
 pub mod config;
 pub mod error_chain;
+pub mod fail_points;
 pub mod health;
 pub mod lifecycle;
 pub mod metric_names;
@@ -16,4 +17,5 @@ pub mod telemetry;
 pub mod trace;
 
 pub use error_chain::error_chain;
+pub use fail::fail_point;
 pub use tokio_util::sync::CancellationToken;

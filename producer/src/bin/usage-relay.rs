@@ -7,7 +7,7 @@ use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SETTINGS, Status}
 use usage_service::config::{self, Cli, DatabaseConfig, KafkaConfig};
 use usage_service::health::Health;
 use usage_service::telemetry::TelemetryConfig;
-use usage_service::{health, lifecycle, telemetry};
+use usage_service::{fail_points, health, lifecycle, telemetry};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +29,7 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
+    fail_points::arm();
     let arguments = Arguments::parse();
     if arguments.config.check_config {
         print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);
