@@ -139,7 +139,7 @@ pub async fn stored(pipeline: &Pipeline) -> anyhow::Result<Stored> {
     let query = format!(
         "SELECT (SELECT count() FROM {database}.usage_records), (SELECT sum(record_count) FROM {database}.usage_rollups) FORMAT TSV"
     );
-    let response = reqwest::Client::new().post(testing::clickhouse_url()).body(query).send().await?;
+    let response = reqwest::Client::new().post(pipeline.clickhouse_url()).body(query).send().await?;
     let (status, text) = (response.status(), response.text().await?);
     if !status.is_success() {
         bail!("ClickHouse answered {status}: {text}");

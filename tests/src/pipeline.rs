@@ -170,6 +170,11 @@ impl Pipeline {
         &self.env["USAGE_KAFKA_DEAD_LETTERS_TOPIC"]
     }
 
+    /// ClickHouse's address.
+    pub fn clickhouse_url(&self) -> &str {
+        &self.env["USAGE_CLICKHOUSE_URL"]
+    }
+
     /// Name of the database in ClickHouse.
     pub fn clickhouse_database(&self) -> &str {
         &self.env["USAGE_CLICKHOUSE_DATABASE"]

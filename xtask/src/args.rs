@@ -12,6 +12,7 @@ usage: cargo xtask COMMAND
                            --trace FILE.csv plays a trace; other arguments go to the demo program
   test                     formatting, lints and all tests on a stack of their own
   bench drain [ARG…]       how fast the consumer drains a full topic, on a stack of its own, built with --release
+  bench recovery [ARG…]    how soon a backlog is gone after ClickHouse was away, and what emitters feel of it
   ci                       test, and cargo-deny if it is installed
 
 Preset USAGE_KAFKA_BROKERS, USAGE_CLICKHOUSE_URL, USAGE_CONTROL_DATABASE_URL or USAGE_SOURCE_DATABASE_URL
@@ -63,7 +64,7 @@ impl fmt::Display for BadArguments {
 }
 
 /// Benchmarks that there are.
-const BENCHES: [&str; 1] = ["drain"];
+const BENCHES: [&str; 2] = ["drain", "recovery"];
 
 /// Reads the arguments after the program's name.
 pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, BadArguments> {
@@ -147,8 +148,8 @@ mod tests {
     fn bench_needs_a_name_that_there_is() {
         let expected = Command::Bench { name: "drain".to_owned(), rest: strings(&["--records", "9"]) };
         assert_eq!(parsed("bench drain --records 9"), Ok(expected));
-        assert_eq!(parsed("bench"), Err("bench needs a name: drain".to_owned()));
-        assert_eq!(parsed("bench fast"), Err("there is no bench \"fast\", only: drain".to_owned()));
+        assert_eq!(parsed("bench"), Err("bench needs a name: drain, recovery".to_owned()));
+        assert_eq!(parsed("bench fast"), Err("there is no bench \"fast\", only: drain, recovery".to_owned()));
     }
 
     #[test]
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_usage_names_every_command() {
-        for command in ["up", "down", "demo", "test", "bench drain", "ci"] {
+        for command in ["up", "down", "demo", "test", "bench drain", "bench recovery", "ci"] {
             assert!(USAGE.lines().any(|line| line.trim_start().starts_with(command)), "{command}");
         }
     }

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use usage_tests::backlog::{self, Backlog};
 use usage_tests::pipeline::{Options, Pipeline};
+use usage_tests::recovery::{self, Outage};
 use usage_tests::usage_of::ProcessUsage;
 
 #[derive(Parser)]
@@ -31,12 +32,42 @@ enum What {
         #[arg(long, default_value_t = 600)]
         patience: u64,
     },
+    /// Storage is away under a steady load and comes back.
+    Recovery {
+        /// Records a second.
+        #[arg(long, default_value_t = 2_000)]
+        rate: u64,
+        /// Records of one transaction.
+        #[arg(long, default_value_t = 5)]
+        per_transaction: u64,
+        /// Seconds of load before the outage.
+        #[arg(long, default_value_t = 60)]
+        before: u64,
+        /// Seconds without storage.
+        #[arg(long, default_value_t = 600)]
+        down: u64,
+        /// Give up so many seconds after the return.
+        #[arg(long, default_value_t = 900)]
+        patience: u64,
+    },
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let What::Drain { records, tenants, patience } = Args::parse().what;
-    drain(records, tenants, Duration::from_secs(patience)).await
+    match Args::parse().what {
+        What::Drain { records, tenants, patience } => {
+            drain(records, tenants, Duration::from_secs(patience)).await
+        }
+        What::Recovery { rate, per_transaction, before, down, patience } => {
+            let [before, down, patience] = [before, down, patience].map(Duration::from_secs);
+            let outage = Outage { rate, per_transaction, before, down, patience };
+            let mut recovered = recovery::run(outage).await?;
+            println!("{} records; {} waited when storage came back", recovered.records, recovered.backlog);
+            println!("all of them stored and queryable {:.1?} later", recovered.caught_up);
+            println!("{}\nevery total equals the source's own truth", recovery::table(&mut recovered));
+            Ok(())
+        }
+    }
 }
 
 async fn drain(records: u64, tenants: usize, patience: Duration) -> anyhow::Result<()> {
