@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod demo;
+mod disk;
 mod down;
 mod paths;
 mod prepare;

@@ -9,13 +9,14 @@ use usage_devstack::process::ProcessId;
 
 use crate::servers::{self, PrivateServers};
 use crate::state::State;
-use crate::{paths, run, up};
+use crate::{disk, paths, run, up};
 
 /// What lets tests end and freeze programs at chosen points.
 const FAIL_POINTS: &str = "usage-service/failpoints";
 
 /// Formatting, lints, then all tests on servers of their own.
 pub fn test() -> Result<()> {
+    disk::warn_if_short(&paths::target()?);
     let started = Instant::now();
     let mut times = Vec::new();
     let mut timed = |name: &'static str, step: &mut dyn FnMut() -> Result<()>| {
