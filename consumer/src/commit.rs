@@ -7,7 +7,7 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::sync::oneshot;
-use usage_service::metric_names;
+use usage_service::{fail_point, metric_names};
 
 use crate::ticket::Ticket;
 
@@ -200,7 +200,9 @@ impl Commits {
 
 fn commit(committer: &impl Committer, items: &[&CommitItem]) -> Result<(), Option<RDKafkaErrorCode>> {
     let started = Instant::now();
+    fail_point!("consumer.commit");
     let result = committer.commit(items);
+    fail_point!("consumer.committed");
     metrics::histogram!(metric_names::CONSUMER_COMMIT_SECONDS).record(started.elapsed());
     if let Err(code) = result {
         metrics::counter!(metric_names::RETRIES_TOTAL, "operation" => "commit").increment(1);

@@ -11,6 +11,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtoc
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
+use usage_service::fail_point;
 
 /// What the group decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,13 +107,16 @@ impl ConsumerContext for Context {
                     tracing::error!(error = %error, partitions = ?held, "can't take partitions");
                     return;
                 }
+                fail_point!("consumer.assigned");
                 self.push(Rebalance::Assigned(held));
             }
             _ if self.closing.load(Ordering::SeqCst) || consumer.assignment_lost() => {
+                fail_point!("consumer.lost");
                 unassign(consumer, tpl);
                 self.push(Rebalance::Lost(held));
             }
             _ => {
+                fail_point!("consumer.revoked");
                 if let Err(error) = consumer.pause(tpl) {
                     tracing::warn!(error = %error, partitions = ?held, "can't pause partitions");
                 }

@@ -8,6 +8,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
 use usage_schemas::{Reason, names};
+use usage_service::fail_point;
 
 use crate::message::OwnedMessage;
 
@@ -62,6 +63,7 @@ impl Sender {
         outgoing: &[Outgoing],
     ) -> Result<(), rdkafka::error::KafkaError> {
         for window in outgoing.chunks(WINDOW) {
+            fail_point!("consumer.send");
             let results = join_all(window.iter().map(|outgoing| self.send(partition, outgoing))).await;
             results.into_iter().collect::<Result<(), _>>()?;
         }
@@ -88,7 +90,9 @@ impl Sender {
             headers: Some(headers),
         };
         let queued_within = Timeout::After(Duration::from_secs(30));
-        self.producer.send(record, queued_within).await.map(|_| ()).map_err(|(error, _)| error)
+        self.producer.send(record, queued_within).await.map_err(|(error, _)| error)?;
+        fail_point!("consumer.acked");
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use rdkafka::error::KafkaError;
 use usage_control::{Advance, ControlError};
 use usage_schemas::Reason;
 use usage_service::error_chain::error_chain;
+use usage_service::fail_point;
 use usage_service::metric_names;
 use usage_storage::{PlannedBatch, RefusedRow, StorageError};
 
@@ -91,7 +92,9 @@ pub async fn ship(services: Arc<Services>, shipments: Vec<Shipment>) {
             Err(error) => care(&services, shipment, Stage::Send, Box::new(error)),
         }
     }
+    fail_point!("consumer.sent");
     let joint = write_jointly(&services, sent).await;
+    fail_point!("consumer.written");
     if !joint.is_empty() {
         advance_jointly(&services, joint).await;
     }
@@ -105,7 +108,9 @@ async fn commit_plans(services: &Arc<Services>, shipments: Vec<Shipment>) -> Vec
             .record(telemetry::count(item.metadata.len()));
     }
     let lengths: Vec<usize> = items.iter().map(|item| item.metadata.len()).collect();
+    fail_point!("consumer.plan");
     let outcomes = services.link.commit(items).await;
+    fail_point!("consumer.planned");
     let mut committed = Vec::with_capacity(shipments.len());
     for ((shipment, outcome), length) in shipments.into_iter().zip(outcomes).zip(lengths) {
         match outcome {
@@ -179,7 +184,9 @@ async fn advance_jointly(services: &Arc<Services>, shipments: Vec<Shipment>) {
 
 async fn advance(services: &Services, advances: &[Advance]) -> Result<(), ControlError> {
     let started = Instant::now();
+    fail_point!("consumer.advance");
     let moved = services.control.advance(advances).await?;
+    fail_point!("consumer.advanced");
     metrics::histogram!(metric_names::CONSUMER_CONTROL_SECONDS).record(started.elapsed());
     for (advance, moved) in advances.iter().zip(moved) {
         if !moved {
@@ -325,6 +332,7 @@ impl Single<'_> {
             }
             Stage::Refuse => {
                 let rows = services.writer.bisect(self.batch()).await?;
+                fail_point!("consumer.bisected");
                 if rows.is_empty() {
                     return Err(Fail::NoneRefused);
                 }
@@ -343,7 +351,9 @@ impl Single<'_> {
             Stage::List => {
                 // The plan that lists them comes before their dead letters and before any further write.
                 self.commit().await?;
+                fail_point!("consumer.listed");
                 services.sender.send_all(partition, &self.letters).await.map_err(Fail::Send)?;
+                fail_point!("consumer.listed_sent");
                 Ok(Some(Stage::Settle))
             }
             Stage::Advance => {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tokio::task::JoinHandle;
 use usage_control::{Advance, ControlError};
-use usage_service::clock;
 use usage_service::error_chain::error_chain;
+use usage_service::{clock, fail_point};
 use usage_storage::{PlannedBatch, StorageError, Writer};
 use uuid::Uuid;
 
@@ -131,6 +131,7 @@ impl Takeover<'_> {
     async fn once(&mut self) -> Result<Taken, Fail> {
         let partition = self.ticket.partition;
         let opened = self.services.writer.open(partition).await?;
+        fail_point!("takeover.fenced");
         let counts = self.services.control.partition_counts().await?;
         if counts.growing {
             return Err(Fail::Growing);
@@ -168,7 +169,9 @@ impl Takeover<'_> {
         };
         self.planned = None;
         self.services.writer.recover(partition).await?;
+        fail_point!("takeover.recovered");
         let filter = load_filter(self.services, partition, counts.current).await?;
+        fail_point!("takeover.loaded");
         tracing::info!(
             partition,
             epoch = opened.epoch,
@@ -184,6 +187,7 @@ impl Takeover<'_> {
     async fn carry_out(&mut self, offset: i64, plan: &Plan) -> Result<(), Fail> {
         let partition = self.ticket.partition;
         let rows = self.services.reader.rows(partition, plan.first, plan.last).await?;
+        fail_point!("takeover.planned");
         let Rebuilt { batch, mut outgoing } = rebuild(plan, partition, rows, &self.services.decoder)?;
         tracing::info!(
             partition,
@@ -210,9 +214,12 @@ impl Takeover<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
+        fail_point!("takeover.settled");
         self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
+        fail_point!("takeover.sent");
         let advance = Advance { partition, batch_seq: plan.batch_seq, next_offset: plan.last + 1 };
         self.services.control.advance(&[advance]).await?;
+        fail_point!("takeover.carried_out");
         Ok(())
     }
 
@@ -235,6 +242,7 @@ impl Takeover<'_> {
             [CommitOutcome::TooLong] => return Err(Fail::TooManyRefused(refused.len())),
             _ => return Err(Fail::Revoked),
         }
+        fail_point!("takeover.listed");
         let letters = refused_letters(&self.services.reader, self.ticket.partition, &refused).await?;
         Ok((reduced, letters))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use usage_service::error_chain::error_chain;
-use usage_service::{clock, metric_names};
+use usage_service::{clock, fail_point, metric_names};
 use usage_storage::{StorageError, StoredId};
 
 use super::held::{Drain, Held, Running, Sight, State};
@@ -168,12 +168,14 @@ impl Worker {
         if let Some(question) = again {
             self.runtime.spawn(answer(self.services.clone(), ticket.clone(), question));
         }
+        fail_point!("consumer.answered");
     }
 
     fn shipped(&mut self, ticket: &Ticket, fate: Fate) {
         let Some(running) = self.running(ticket) else { return };
         match fate {
             Fate::Done { refused } => {
+                fail_point!("consumer.finish");
                 let Some(decided) = running.ledger.finish() else { return };
                 let rows = &decided.batch.rows;
                 let stored = rows.record_id.iter().zip(&rows.offset);
@@ -187,6 +189,7 @@ impl Worker {
                     Self::rewound(running, rewind);
                 }
                 self.budget.refund(refund);
+                fail_point!("consumer.finished");
             }
             Fate::PlanTooLong(length) => {
                 // 16 characters of grace: the broker's limit is below this length, by how much is not said.
@@ -232,6 +235,7 @@ impl Worker {
         let Some(held) = self.held.get_mut(&partition) else { return };
         let ticket = held.ticket.clone();
         let Some(running) = held.running_mut() else { return };
+        fail_point!("consumer.close");
         let (question, cut) =
             running.ledger.close(&running.limits, &self.judge, &running.filter, &mut self.last_question, now);
         if let Some((rewind, charge)) = cut {
@@ -241,6 +245,7 @@ impl Worker {
         if let Some(question) = question {
             self.runtime.spawn(answer(self.services.clone(), ticket, question));
         }
+        fail_point!("consumer.closed");
     }
 
     fn write_is_free(&self, now: Instant) -> bool {
@@ -286,7 +291,10 @@ impl Worker {
             if let Some(marking) = &mut running.marking {
                 match marking.try_recv() {
                     Err(tokio::sync::oneshot::error::TryRecvError::Empty) => continue,
-                    Ok(outcomes) if outcomes == [CommitOutcome::Committed] => running.planned = false,
+                    Ok(outcomes) if outcomes == [CommitOutcome::Committed] => {
+                        fail_point!("consumer.marked");
+                        running.planned = false;
+                    }
                     _ => {}
                 }
                 running.marking = None;
@@ -294,6 +302,7 @@ impl Worker {
             if !running.ledger.is_idle() {
                 running.idle_since = None;
             } else if running.planned && now.duration_since(*running.idle_since.get_or_insert(now)) >= IDLE {
+                fail_point!("consumer.mark");
                 let (request, outcome) = mark(&ticket, running.ledger.done());
                 running.marking = Some(outcome);
                 self.commits.push(request);

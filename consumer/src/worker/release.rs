@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::BaseConsumer;
 use tokio::sync::oneshot;
+use usage_service::fail_point;
 
 use super::Worker;
 use super::held::{Drain, Held, State};
@@ -33,6 +34,7 @@ impl Release {
 
 impl Worker {
     pub(super) fn begin_release(&mut self, partitions: Vec<i32>, unassign: bool) {
+        fail_point!("consumer.release");
         for partition in &partitions {
             let Some(held) = self.held.get_mut(partition) else { continue };
             match &mut held.state {
@@ -73,6 +75,7 @@ impl Worker {
         if !done {
             tracing::warn!(partitions = ?release.partitions, "a running write is abandoned");
         }
+        fail_point!("consumer.given_up");
         for partition in &release.partitions {
             let flushed = self
                 .held
@@ -105,6 +108,7 @@ impl Worker {
             None | Some(Drain::Done) => return running.drain.is_some(),
             Some(Drain::Finishing) if running.ledger.in_flight().is_some() => return false,
             Some(Drain::Finishing) if running.planned => {
+                fail_point!("consumer.drained");
                 let (request, outcome) = mark(&ticket, running.ledger.done());
                 running.drain = Some(Drain::Committing(outcome));
                 self.commits.push(request);
@@ -119,6 +123,7 @@ impl Worker {
             Some(Drain::Finishing) => {}
             Some(Drain::Flushing) => return false,
         }
+        fail_point!("consumer.give_up");
         running.drain = Some(Drain::Flushing);
         self.close_storage(ticket, true);
         false

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use sqlx::FromRow;
+use usage_service::fail_point;
 
 use crate::{Control, ControlError};
 
@@ -98,6 +99,7 @@ impl Control {
         .bind(column(|item| item.next_offset))
         .fetch_all(&mut *transaction)
         .await?;
+        fail_point!("control.advance");
         transaction.commit().await?;
         Ok(partitions.iter().map(|partition| moved.contains(partition)).collect())
     }

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use rand::Rng;
+use usage_service::fail_point;
 use uuid::Uuid;
 
 use super::client::{CallError, Client, literal};
@@ -52,7 +53,9 @@ impl Fences {
                 write!(insert, "{comma}({partition}, {epoch}, '{}', now64(6))", self.owner)
                     .expect("to a String");
             }
+            fail_point!("storage.fence");
             self.client.execute(&insert).await?;
+            fail_point!("storage.fenced");
             // An epoch held twice would fence neither owner.
             if self.foreign(&format!("(kafka_partition, epoch) IN ({})", pairs(&held))).await?.is_empty() {
                 return Ok(held);

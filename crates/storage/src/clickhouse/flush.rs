@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use usage_service::fail_point;
 use usage_service::metric_names::{STORAGE_INSERT_ROWS, STORAGE_INSERT_SECONDS};
 
 use super::ClickHouseConfig;
@@ -97,7 +98,9 @@ async fn flush_month(
         .map_err(|error| StorageError::Unavailable(Box::new(error)))??;
     let started = Instant::now();
     let statement = rollup::insert_statement(&held);
+    fail_point!("storage.roll_up");
     let result = insert::send(&writer.client, &statement, &query_id(&held), body, timeout).await;
+    fail_point!("storage.rolled_up");
     metrics::histogram!(STORAGE_INSERT_SECONDS, "table" => "rollups").record(started.elapsed());
     metrics::histogram!(STORAGE_INSERT_ROWS, "table" => "rollups").record(rows as f64);
     match result {

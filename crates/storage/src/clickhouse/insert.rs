@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use usage_service::fail_point;
+
 use super::client::{CallError, Client, within};
 use super::codes;
 use super::fence::{Held, guard, query_id};
@@ -215,6 +217,8 @@ pub(crate) async fn send(
         for frame in body {
             insert.send_compressed(frame).await?;
         }
+        // The server has not begun, or waits for the rest.
+        fail_point!("storage.half_sent");
         insert.end().await
     })
     .await

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use usage_service::fail_point;
+
 use super::client::Client;
 use super::fence::{Held, numbers};
 use super::insert;
@@ -32,7 +34,9 @@ pub(crate) async fn settle(
     // A request that timed out may still lie in a socket buffer, seen by nobody: only a higher epoch shuts it out, and
     // only a look after that is final.
     let held = raise(writer, slots).await?;
+    fail_point!("storage.raised");
     let found = look(&writer.client.clone().with_timeout(super::recover::RECOVERY_TIMEOUT), &batches).await?;
+    fail_point!("storage.looked");
     let mut months = group(&batches);
     let mut accounted = 0;
     for month in &mut months {

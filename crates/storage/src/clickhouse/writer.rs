@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
+use usage_service::fail_point;
 use uuid::Uuid;
 
 use super::ClickHouseConfig;
@@ -88,7 +89,9 @@ impl ClickHouseWriter {
             let rows: usize = pieces.iter().map(|piece| piece.selection.len()).sum();
             let body = encode(pieces).await?;
             let started = Instant::now();
+            fail_point!("storage.insert");
             let result = insert::records(&self.client, &held, body, timeout).await;
+            fail_point!("storage.inserted");
             metrics::histogram!(usage_service::metric_names::STORAGE_INSERT_SECONDS, "table" => "records")
                 .record(started.elapsed());
             metrics::histogram!(usage_service::metric_names::STORAGE_INSERT_ROWS, "table" => "records")
