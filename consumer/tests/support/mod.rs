@@ -3,8 +3,13 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 
 mod dead_letters;
+mod group;
+pub mod lanes;
+pub mod points;
 mod process;
+pub mod sources;
 mod totals;
+pub mod workload;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -286,58 +291,6 @@ impl Pipeline {
             .expect("no panic")
     }
 
-    /// Committed offset and metadata of a partition.
-    pub async fn committed(&self, partition: i32) -> Option<(i64, String)> {
-        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
-        let read = move || {
-            let consumer = group_consumer(&brokers, &group);
-            let mut list = TopicPartitionList::new();
-            list.add_partition(&topic, partition);
-            let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
-            let elements = list.elements();
-            match elements[0].offset() {
-                Offset::Offset(offset) => Some((offset, elements[0].metadata().to_string())),
-                _ => None,
-            }
-        };
-        tokio::task::spawn_blocking(read).await.expect("no panic")
-    }
-
-    /// Waits until the messages at these offsets are done and nothing is in hand.
-    pub async fn all_done(&self, messages: &[Message], offsets: &[i64]) {
-        let mut last = BTreeMap::new();
-        for (message, offset) in messages.iter().zip(offsets) {
-            last.insert(message.partition, *offset);
-        }
-        for (partition, offset) in last {
-            eventually("everything is done", || async {
-                self.committed(partition)
-                    .await
-                    .is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
-            })
-            .await;
-        }
-    }
-
-    /// Commits for the group while none of its members lives, as an operator or a dead worker did.
-    pub async fn commit(&self, partition: i32, offset: i64, metadata: &str) {
-        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
-        let metadata = metadata.to_string();
-        let write = move || {
-            let consumer = group_consumer(&brokers, &group);
-            let mut list = TopicPartitionList::new();
-            {
-                let mut element = list.add_partition(&topic, partition);
-                element.set_offset(Offset::Offset(offset)).expect("an offset");
-                element.set_metadata(&metadata);
-            }
-            consumer
-                .commit(&list, rdkafka::consumer::CommitMode::Sync)
-                .expect("the empty group takes a commit");
-        };
-        tokio::task::spawn_blocking(write).await.expect("no panic");
-    }
-
     pub fn control_url(&self) -> SecretString {
         SecretString::from(self.database.url().to_string())
     }
@@ -366,15 +319,6 @@ pub struct Message {
     pub key: Option<Vec<u8>>,
     pub value: Option<Vec<u8>>,
     pub headers: Vec<(String, Vec<u8>)>,
-}
-
-fn group_consumer(brokers: &str, group: &str) -> BaseConsumer {
-    ClientConfig::new()
-        .set("bootstrap.servers", brokers)
-        .set("group.id", group)
-        .set("enable.auto.commit", "false")
-        .create()
-        .expect("a consumer")
 }
 
 pub async fn create_topics(brokers: &str, topics: &[&str], partitions: i32) {

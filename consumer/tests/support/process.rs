@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use usage_service::fail_points::VARIABLE;
 use uuid::Uuid;
 
-use super::Pipeline;
+use super::{Pipeline, WITHIN, eventually};
 
 /// A worker in a process of its own.
 pub struct Process {
@@ -14,12 +15,18 @@ pub struct Process {
 
 impl Process {
     pub fn start(pipeline: &Pipeline, more: &[&str]) -> Self {
+        Self::armed(pipeline, "", more)
+    }
+
+    /// One that ends or freezes at the fail points that `points` names.
+    pub fn armed(pipeline: &Pipeline, points: &str, more: &[&str]) -> Self {
         let log = std::env::temp_dir().join(format!("usage-consumer-{}.log", Uuid::new_v4()));
         let file = std::fs::File::create(&log).expect("a log file");
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_usage-consumer"));
         for setting in pipeline.settings().iter().map(String::as_str).chain(more.iter().copied()) {
             command.args(["--set", setting]);
         }
+        command.env(VARIABLE, points);
         let child =
             command.stderr(file).stdin(std::process::Stdio::null()).spawn().expect("the worker starts");
         Self { child, log }
@@ -34,6 +41,32 @@ impl Process {
         self.child.kill().expect("the worker lives");
         self.child.wait().expect("it ends");
         std::fs::remove_file(&self.log).expect("the log is there");
+    }
+
+    /// Waits until it has ended itself at its fail point.
+    pub async fn died(mut self) {
+        let deadline = Instant::now() + WITHIN;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it can be asked") {
+                let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+                assert_eq!(signal, Some(9), "{status}: see {}", self.log.display());
+                break;
+            }
+            assert!(Instant::now() < deadline, "it never came to its point: see {}", self.log.display());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        std::fs::remove_file(&self.log).expect("the log is there");
+    }
+
+    /// Waits until it has frozen itself at its fail point.
+    pub async fn froze(&self) {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stopped = || {
+            let stat = std::fs::read_to_string(&stat).expect("it lives");
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        };
+        eventually(&format!("it freezes at its point: see {}", self.log.display()), || async { stopped() })
+            .await;
     }
 
     /// Greatest resident memory and processor time so far.
@@ -66,7 +99,15 @@ impl Process {
     }
 
     pub fn log_contains(&self, text: &str) -> bool {
-        std::fs::read_to_string(&self.log).expect("the log is there").contains(text)
+        self.log_count(text) > 0
+    }
+
+    pub fn log_count(&self, text: &str) -> usize {
+        std::fs::read_to_string(&self.log).expect("the log is there").matches(text).count()
+    }
+
+    pub fn terminate(&self) {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
     }
 
     pub fn pause(&self) {
@@ -78,8 +119,13 @@ impl Process {
     }
 
     /// Asks it to stop and holds it to its 10 s.
-    pub async fn stop(mut self) {
-        self.signal(nix::sys::signal::Signal::SIGTERM);
+    pub async fn stop(self) {
+        self.terminate();
+        self.stopped().await;
+    }
+
+    /// Waits for the clean end that it was asked for.
+    pub async fn stopped(mut self) {
         let asked = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("it can be asked") {

@@ -7,6 +7,7 @@ use usage_storage::query::{
 use uuid::Uuid;
 
 use super::Pipeline;
+use super::workload::REFUSED;
 
 /// What is stored of a tenant: by the records, and as the reader sums it up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,15 +63,15 @@ impl Pipeline {
     }
 
     pub async fn totals(&self, tenant: Uuid) -> Totals {
-        let client = clickhouse::Client::default()
-            .with_url(&self.clickhouse.url)
-            .with_database(&self.clickhouse.database)
-            .with_user("usage_maintenance")
-            .with_password("usage");
         let query = "SELECT count(), uniqExact(record_id), toString(sum(toDecimal256(value, 18))) FROM usage_records \
                      WHERE tenant_id = toUUID(?)";
-        let (records, identities, sum): (u64, u64, String) =
-            client.query(query).bind(tenant.to_string()).fetch_one().await.expect("clickhouse answers");
+        let (records, identities, sum): (u64, u64, String) = self
+            .maintenance()
+            .query(query)
+            .bind(tenant.to_string())
+            .fetch_one()
+            .await
+            .expect("clickhouse answers");
         let query = AggregateQuery {
             tenant_id: tenant,
             metrics: vec![],
@@ -94,14 +95,42 @@ impl Pipeline {
         Totals { records, identities, sum, answer_count, answer_sum }
     }
 
-    /// Rows of all tenants.
-    pub async fn stored_rows(&self) -> u64 {
-        let client = clickhouse::Client::default()
+    /// Keys of rollups that differ from the records, when every record is behind a horizon: after all workers have stopped.
+    pub async fn rollup_differences(&self) -> u64 {
+        let query = "
+            SELECT count() FROM (
+                SELECT tenant_id, metric, source, kind, bucket, kafka_partition, c, s FROM (
+                    SELECT tenant_id, metric, source, kind, toStartOfFifteenMinutes(timestamp) AS bucket, kafka_partition,
+                        count() AS c, sum(toDecimal256(value, 18)) AS s
+                    FROM usage_records GROUP BY tenant_id, metric, source, kind, bucket, kafka_partition
+                    UNION ALL
+                    SELECT tenant_id, metric, source, kind, bucket, kafka_partition, sum(record_count) AS c, sum(value_sum) AS s
+                    FROM usage_rollups WHERE tenant_id != toUUID('00000000-0000-0000-0000-000000000000')
+                    GROUP BY tenant_id, metric, source, kind, bucket, kafka_partition)
+                GROUP BY tenant_id, metric, source, kind, bucket, kafka_partition, c, s HAVING count() != 2)";
+        self.maintenance().query(query).fetch_one().await.expect("clickhouse answers")
+    }
+
+    /// Storage refuses for good, from now on, rows whose key begins with [`REFUSED`].
+    pub async fn refuse_rows(&self) {
+        let constraint = format!(
+            "ALTER TABLE usage_records ADD CONSTRAINT picky CHECK NOT startsWith(ifNull(idempotency_key, ''), '{REFUSED}')"
+        );
+        self.maintenance().query(&constraint).execute().await.expect("the constraint is added");
+    }
+
+    pub fn maintenance(&self) -> clickhouse::Client {
+        clickhouse::Client::default()
             .with_url(&self.clickhouse.url)
             .with_database(&self.clickhouse.database)
             .with_user("usage_maintenance")
-            .with_password("usage");
-        client.query("SELECT count() FROM usage_records").fetch_one().await.expect("clickhouse answers")
+            .with_password("usage")
+    }
+
+    /// Rows of all tenants.
+    pub async fn stored_rows(&self) -> u64 {
+        let query = "SELECT count() FROM usage_records";
+        self.maintenance().query(query).fetch_one().await.expect("clickhouse answers")
     }
 
     /// Rows of these tenants.

@@ -1,0 +1,109 @@
+//! The group's offsets, as its coordinator has them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+use super::{Message, Pipeline, WITHIN, eventually};
+
+impl Pipeline {
+    /// Committed offset and metadata of a partition.
+    pub async fn committed(&self, partition: i32) -> Option<(i64, String)> {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let read = move || {
+            let consumer = group_consumer(&brokers, &group);
+            let mut list = TopicPartitionList::new();
+            list.add_partition(&topic, partition);
+            let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
+            let elements = list.elements();
+            match elements[0].offset() {
+                Offset::Offset(offset) => Some((offset, elements[0].metadata().to_string())),
+                _ => None,
+            }
+        };
+        tokio::task::spawn_blocking(read).await.expect("no panic")
+    }
+
+    /// Waits until the messages at these offsets are done and nothing is in hand.
+    pub async fn all_done(&self, messages: &[Message], offsets: &[i64]) {
+        let mut last = BTreeMap::new();
+        for (message, offset) in messages.iter().zip(offsets) {
+            last.insert(message.partition, *offset);
+        }
+        for (partition, offset) in last {
+            eventually("everything is done", || async {
+                self.committed(partition)
+                    .await
+                    .is_some_and(|(next, text)| next > offset && text.starts_with("d1;"))
+            })
+            .await;
+        }
+    }
+
+    /// Committed offsets of all partitions, -1 where there is none, once the group has done everything that is in the log and has
+    /// nothing in hand.
+    pub async fn settled(&self) -> Vec<i64> {
+        let consumer = Arc::new(group_consumer(&self.brokers, &self.group));
+        eventually("everything in the log is done", || async {
+            let (consumer, topic, partitions) = (consumer.clone(), self.topic.clone(), self.partitions);
+            tokio::task::spawn_blocking(move || is_settled(&consumer, &topic, partitions))
+                .await
+                .expect("no panic")
+        })
+        .await;
+        self.offsets().await
+    }
+
+    /// Committed offsets of all partitions, -1 where there is none.
+    pub async fn offsets(&self) -> Vec<i64> {
+        let mut offsets = Vec::new();
+        for partition in 0..self.partitions {
+            offsets.push(self.committed(partition).await.map_or(-1, |(offset, _)| offset));
+        }
+        offsets
+    }
+
+    /// Commits for the group while none of its members lives, as an operator or a dead worker did.
+    pub async fn commit(&self, partition: i32, offset: i64, metadata: &str) {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let metadata = metadata.to_string();
+        let write = move || {
+            let consumer = group_consumer(&brokers, &group);
+            let mut list = TopicPartitionList::new();
+            {
+                let mut element = list.add_partition(&topic, partition);
+                element.set_offset(Offset::Offset(offset)).expect("an offset");
+                element.set_metadata(&metadata);
+            }
+            consumer
+                .commit(&list, rdkafka::consumer::CommitMode::Sync)
+                .expect("the empty group takes a commit");
+        };
+        tokio::task::spawn_blocking(write).await.expect("no panic");
+    }
+}
+
+/// The ends of the logs are read after the commits: what a commit has passed may have been forwarded before.
+fn is_settled(consumer: &BaseConsumer, topic: &str, partitions: i32) -> bool {
+    let mut list = TopicPartitionList::new();
+    (0..partitions).for_each(|partition| {
+        list.add_partition(topic, partition);
+    });
+    let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
+    list.elements().iter().all(|element| {
+        let (_, end) =
+            consumer.fetch_watermarks(topic, element.partition(), WITHIN).expect("the broker answers");
+        end == 0 || (element.offset() == Offset::Offset(end) && element.metadata().starts_with("d1;"))
+    })
+}
+
+fn group_consumer(brokers: &str, group: &str) -> BaseConsumer {
+    ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", group)
+        .set("enable.auto.commit", "false")
+        .create()
+        .expect("a consumer")
+}
