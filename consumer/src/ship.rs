@@ -46,6 +46,7 @@ impl Shipment {
             partition: self.ticket.partition,
             batch_seq: self.plan.batch_seq,
             next_offset: self.plan.last + 1,
+            ..Advance::default()
         }
     }
 

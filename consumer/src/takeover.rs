@@ -217,7 +217,8 @@ impl Takeover<'_> {
         fail_point!("takeover.settled");
         self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
         fail_point!("takeover.sent");
-        let advance = Advance { partition, batch_seq: plan.batch_seq, next_offset: plan.last + 1 };
+        let (batch_seq, next_offset) = (plan.batch_seq, plan.last + 1);
+        let advance = Advance { partition, batch_seq, next_offset, ..Advance::default() };
         self.services.control.advance(&[advance]).await?;
         fail_point!("takeover.carried_out");
         Ok(())

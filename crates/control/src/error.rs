@@ -25,6 +25,8 @@ pub enum ControlError {
     NoPartitionCount,
     #[error("partition {0} has no progress row: it was not taken over")]
     NoProgress(i32),
+    #[error("there is no {}source {source_name}", outbox.map_or_else(String::new, |outbox| format!("outbox {outbox} of ")))]
+    NoSource { source_name: String, outbox: Option<uuid::Uuid> },
     #[error("partition {0} comes twice in one call")]
     PartitionTwice(i32),
     #[error("the control database holds a value that this program does not know: {0}")]

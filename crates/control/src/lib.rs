@@ -1,11 +1,14 @@
-//! The control database: usage types, source keys, partition counts and the consumer's progress.
+//! The control database: usage types, source keys, partition counts, and the progress of the consumer and of the sources.
 //!
 //! Everything is read from and written to the primary: a connection to a server in recovery is refused. Each call ends within
 //! [`CALL_WITHIN`]; [`ControlError::may_pass`] tells what is worth another try.
 
+mod completeness;
 mod error;
+mod gaps;
 mod partitions;
 mod progress;
+mod retired;
 mod sources;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -20,9 +23,12 @@ use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 
+pub use completeness::{Completeness, Forward, SourceComplete};
 pub use error::ControlError;
+pub use gaps::{Gap, Gaps};
 pub use partitions::Partitions;
-pub use progress::{Advance, Gap, Progress};
+pub use progress::{Advance, Progress};
+pub use retired::OutboxProgress;
 pub use sources::{Placed, SourceKey};
 pub use types::{NewUsageType, Registration, UsageType};
 

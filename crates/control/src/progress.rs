@@ -1,10 +1,12 @@
-//! How far the consumer is in each partition (protocol 5.1 step 3), and what was skipped.
+//! How far the consumer is in each partition (protocol 5.1 step 3).
 
 use std::collections::HashSet;
 
 use sqlx::FromRow;
+use usage_schemas::Marker;
 use usage_service::fail_point;
 
+use crate::completeness::{Forward, note};
 use crate::{Control, ControlError};
 
 /// The progress of one partition.
@@ -18,22 +20,16 @@ pub struct Progress {
 }
 
 /// A batch that was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advance {
     pub partition: i32,
     pub batch_seq: i64,
     /// One after the batch's last offset.
     pub next_offset: i64,
-}
-
-/// Offsets `[from_offset, to_offset)` that nobody read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
-pub struct Gap {
-    pub kafka_partition: i32,
-    pub from_offset: i64,
-    pub to_offset: i64,
-    /// An operator said that it is known.
-    pub accepted: bool,
+    /// The markers of the batch.
+    pub markers: Vec<Marker>,
+    /// The records that the batch produced again onto other partitions.
+    pub forwards: Vec<Forward>,
 }
 
 impl Control {
@@ -53,8 +49,9 @@ impl Control {
         .await
     }
 
-    /// Moves the progress of several partitions in one transaction. Per item, in order: true if this call moved it, false if the
-    /// batch was done before (a repetition after a crash or a lost answer) and nothing was changed for it.
+    /// Moves the progress of several partitions in one transaction, and with it what is known of the sources' completeness. Per
+    /// item, in order: true if this call moved it, false if the batch was done before (a repetition after a crash or a lost
+    /// answer) and nothing was changed for it.
     ///
     /// # Errors
     /// [`ControlError::NoProgress`] for a partition without a row, then nothing is changed; what the database says. After an
@@ -99,6 +96,8 @@ impl Control {
         .bind(column(|item| item.next_offset))
         .fetch_all(&mut *transaction)
         .await?;
+        let done: Vec<&Advance> = items.iter().filter(|item| moved.contains(&item.partition)).collect();
+        note(&mut transaction, &done).await?;
         fail_point!("control.advance");
         transaction.commit().await?;
         Ok(partitions.iter().map(|partition| moved.contains(partition)).collect())
@@ -112,44 +111,6 @@ impl Control {
         self.within(async {
             let select = sqlx::query_as(
                 "SELECT kafka_partition, batch_seq, next_offset FROM consumer_progress ORDER BY kafka_partition",
-            );
-            Ok(select.fetch_all(&self.pool).await?)
-        })
-        .await
-    }
-
-    /// Notes that the offsets `[from_offset, to_offset)` are skipped. The same gap again changes nothing.
-    ///
-    /// # Errors
-    /// [`ControlError::Invalid`] for an empty gap; what the database says.
-    pub async fn record_gap(
-        &self,
-        partition: i32,
-        from_offset: i64,
-        to_offset: i64,
-    ) -> Result<(), ControlError> {
-        if from_offset >= to_offset {
-            return Err(ControlError::invalid("to_offset", "must be after from_offset"));
-        }
-        self.within(async {
-            let insert = sqlx::query(
-                "INSERT INTO gaps (kafka_partition, from_offset, to_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-            );
-            insert.bind(partition).bind(from_offset).bind(to_offset).execute(&self.pool).await?;
-            Ok(())
-        })
-        .await
-    }
-
-    /// All gaps, ascending by partition and offset.
-    ///
-    /// # Errors
-    /// What the database says.
-    pub async fn gaps(&self) -> Result<Vec<Gap>, ControlError> {
-        self.within(async {
-            let select = sqlx::query_as(
-                "SELECT kafka_partition, from_offset, to_offset, accepted_at IS NOT NULL AS accepted
-                 FROM gaps ORDER BY kafka_partition, from_offset, to_offset",
             );
             Ok(select.fetch_all(&self.pool).await?)
         })

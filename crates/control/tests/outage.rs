@@ -12,7 +12,7 @@ async fn calls_during_an_outage_may_pass_and_nothing_is_lost() {
     let control = Control::connect(&SecretString::from(server.url("usage_control"))).await.unwrap();
     control.migrate().await.unwrap();
     control.open_progress(0).await.unwrap();
-    let advance = |batch_seq| [Advance { partition: 0, batch_seq, next_offset: batch_seq * 10 }];
+    let advance = |batch_seq| [Advance { batch_seq, next_offset: batch_seq * 10, ..Advance::default() }];
     assert_eq!(control.advance(&advance(1)).await.unwrap(), [true]);
 
     server.kill9();
