@@ -2,6 +2,7 @@
 
 pub mod answers;
 pub mod backlog;
+pub mod chaos;
 pub mod pipeline;
 pub mod recovery;
 pub mod report;

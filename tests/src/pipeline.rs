@@ -39,6 +39,31 @@ pub struct Options {
     pub consumer: BTreeMap<&'static str, Vec<String>>,
     /// Partitions of the topics.
     pub partitions: Option<u32>,
+    /// Servers of the pipeline's own, if not the run's.
+    pub servers: Option<Servers>,
+}
+
+/// Addresses of the servers of one pipeline.
+#[derive(Debug, Clone)]
+pub struct Servers {
+    pub kafka_brokers: String,
+    pub clickhouse_url: String,
+    pub control_database_url: String,
+    pub source_database_url: String,
+    /// Where the source's database lies, if not in the default tablespace.
+    pub source_tablespace: Option<String>,
+}
+
+impl Servers {
+    fn of_the_run() -> Self {
+        Self {
+            kafka_brokers: testing::kafka_brokers(),
+            clickhouse_url: testing::clickhouse_url(),
+            control_database_url: testing::control_database_url(),
+            source_database_url: testing::source_database_url(),
+            source_tablespace: None,
+        }
+    }
 }
 
 /// Databases, topics, keys and configuration files of one pipeline; processes are started one by one.
@@ -58,11 +83,14 @@ impl Pipeline {
     pub async fn prepare(options: Options) -> anyhow::Result<Self> {
         let id = Uuid::new_v4().simple().to_string()[..12].to_string();
         let dir = tempfile::Builder::new().prefix("usage-pipeline-").tempdir()?;
-        let control = create_database(&testing::control_database_url(), &format!("control_{id}")).await?;
-        let source_url = create_database(&testing::source_database_url(), &format!("source_{id}")).await?;
-        let clickhouse = options.clickhouse_url.clone().unwrap_or_else(testing::clickhouse_url);
+        let servers = options.servers.clone().unwrap_or_else(Servers::of_the_run);
+        let control = create_database(&servers.control_database_url, &format!("control_{id}"), None).await?;
+        let tablespace = servers.source_tablespace.as_deref();
+        let source_url =
+            create_database(&servers.source_database_url, &format!("source_{id}"), tablespace).await?;
+        let clickhouse = options.clickhouse_url.clone().unwrap_or(servers.clickhouse_url);
         let mut env: BTreeMap<String, String> = [
-            ("USAGE_KAFKA_BROKERS", testing::kafka_brokers()),
+            ("USAGE_KAFKA_BROKERS", servers.kafka_brokers),
             ("USAGE_KAFKA_RECORDS_TOPIC", format!("usage.records.{id}")),
             ("USAGE_KAFKA_DEAD_LETTERS_TOPIC", format!("usage.dead-letters.{id}")),
             ("USAGE_CLICKHOUSE_URL", clickhouse),
@@ -117,23 +145,46 @@ impl Pipeline {
 
     /// Starts a relay and waits until it says that it is ready.
     pub fn relay(&self) -> anyhow::Result<Process> {
+        self.start_with("usage-relay", &self.relay_config())
+    }
+
+    /// The relay's configuration beside the addresses; more lines of `[relay]` can't follow it.
+    pub fn relay_config(&self) -> String {
         let (key_id, key) = SOURCE_KEY;
-        let text = format!(
+        format!(
             "[relay]\ndefault_source = \"{SOURCE}\"\n\n[[relay.sources]]\nname = \"{SOURCE}\"\nkey_id = \"{key_id}\"\nkey = \"{key}\"\n"
-        );
-        self.start_with("usage-relay", &text)
+        )
     }
 
     /// Starts the API; the caller of it mints tokens of this pipeline's key.
     pub fn query_api(&self) -> anyhow::Result<(Process, Api)> {
         let port = usage_devstack::ports::free()?;
+        let process = self.start_with("usage-query-api", &self.api_config(port))?;
+        Ok((process, self.api(port)?))
+    }
+
+    /// The API's configuration beside the addresses.
+    pub fn api_config(&self, port: u16) -> String {
         let jwks = self.keys().join(JWKS_FILE);
-        let text = format!(
+        format!(
             "[api]\nlisten = \"127.0.0.1:{port}\"\ncursor_key = \"{}\"\n\n[auth]\nkey_file = {:?}\n",
             SOURCE_KEY.1, jwks
-        );
-        let process = self.start_with("usage-query-api", &text)?;
-        Ok((process, api(format!("http://127.0.0.1:{port}"), &self.keys().join(SIGNING_FILE))?))
+        )
+    }
+
+    /// A caller of the API on this port.
+    pub fn api(&self, port: u16) -> anyhow::Result<Api> {
+        api(format!("http://127.0.0.1:{port}"), &self.keys().join(SIGNING_FILE))
+    }
+
+    /// The variables that name servers, topics and databases.
+    pub fn env(&self) -> &BTreeMap<String, String> {
+        &self.env
+    }
+
+    /// Where a program is.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.bins.join(name)
     }
 
     fn start(
@@ -219,10 +270,11 @@ fn api(url: String, signing_key: &Path) -> anyhow::Result<Api> {
 }
 
 /// Makes a database beside the one that the URL names; returns its URL.
-async fn create_database(url: &str, name: &str) -> anyhow::Result<String> {
+async fn create_database(url: &str, name: &str, tablespace: Option<&str>) -> anyhow::Result<String> {
     let mut connection =
         PgConnection::connect(url).await.with_context(|| format!("can't connect for {name}"))?;
-    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
+    let place = tablespace.map(|tablespace| format!(" TABLESPACE {tablespace}")).unwrap_or_default();
+    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}{place}"))).execute(&mut connection).await?;
     connection.close().await?;
     let (server, _) = url.rsplit_once('/').context("a database URL ends with /NAME")?;
     Ok(format!("{server}/{name}"))

@@ -32,8 +32,13 @@ impl Letter {
 
 /// Everything that is in the topic now.
 pub fn read_all(topic: &str) -> anyhow::Result<Vec<Letter>> {
+    read_all_of(&testing::kafka_brokers(), topic)
+}
+
+/// Everything that is in a topic of these brokers now.
+pub fn read_all_of(brokers: &str, topic: &str) -> anyhow::Result<Vec<Letter>> {
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", testing::kafka_brokers())
+        .set("bootstrap.servers", brokers)
         .set("group.id", "usage-tests-reader")
         .set("enable.auto.commit", "false")
         .set("isolation.level", "read_committed")

@@ -27,6 +27,18 @@ pub struct Kafka {
     server: Server,
 }
 
+/// One more way into the broker for one group of clients, so that what lies between can be cut: the broker listens on `port` and tells
+/// those who come there to go on at `advertised`, where a proxy listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    /// Upper-case letters and digits, unlike any other's.
+    pub name: String,
+    /// Where the broker listens.
+    pub port: u16,
+    /// Where its clients connect.
+    pub advertised: u16,
+}
+
 impl Kafka {
     /// Starts a broker that ends with this process; the data of an earlier one in `dir` is kept.
     pub fn start(dir: &Path) -> Result<Self> {
@@ -35,11 +47,20 @@ impl Kafka {
 
     /// Starts a broker with the given life.
     pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
+        Self::launch(dir, life, &[])
+    }
+
+    /// Starts a broker that ends with this process and has more listeners, also at each restart.
+    pub fn start_with(dir: &Path, listeners: &[Listener]) -> Result<Self> {
+        Self::launch(dir, Life::Attached(Signal::SIGKILL), listeners)
+    }
+
+    fn launch(dir: &Path, life: Life, listeners: &[Listener]) -> Result<Self> {
         let home = install::home()?;
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         let dir = dir.canonicalize()?;
         let [port, controller] = ports::kept(&dir)?;
-        fs::write(dir.join("server.properties"), properties(&dir, port, controller))?;
+        fs::write(dir.join("server.properties"), properties(&dir, port, controller, listeners))?;
         fs::write(dir.join("log4j2.yaml"), LOG4J)?;
         // The formatting tool writes the checkpoint first and meta.properties last.
         if !dir.join("data/meta.properties").exists() {
@@ -168,14 +189,15 @@ fn launch(home: &Path, dir: &Path, life: Life) -> Result<Server> {
 /// - `offsets.retention.minutes`: 30 days, because an expired offset takes the plan along.
 /// - few partitions of the internal topics, small indexes and segments: hundreds of test topics share one small disk.
 /// - `log.cleaner.dedupe.buffer.size`: its default of 128 MB is a quarter of the heap.
-fn properties(dir: &Path, port: u16, controller: u16) -> String {
+fn properties(dir: &Path, port: u16, controller: u16, listeners: &[Listener]) -> String {
+    let more = |text: fn(&Listener) -> String| listeners.iter().map(text).collect::<String>();
     format!(
         "process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{}
 inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={}
@@ -201,6 +223,9 @@ num.network.threads=2
 num.io.threads=4
 num.recovery.threads.per.data.dir=2
 ",
+        more(|listener| format!(",{}://127.0.0.1:{}", listener.name, listener.port)),
+        more(|listener| format!(",{}://127.0.0.1:{}", listener.name, listener.advertised)),
+        more(|listener| format!(",{}:PLAINTEXT", listener.name)),
         dir.join("data").display()
     )
 }
@@ -223,3 +248,23 @@ const LOG4J: &str = "Configuration:
       - name: org.apache.kafka.common.config
         level: warn
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_listener_is_listened_on_advertised_and_mapped() {
+        let listener = |name: &str, port, advertised| Listener { name: name.to_owned(), port, advertised };
+        let text = properties(Path::new("/x"), 1, 2, &[listener("A0", 3, 4), listener("B1", 5, 6)]);
+        for line in [
+            "listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2,A0://127.0.0.1:3,B1://127.0.0.1:5",
+            "advertised.listeners=PLAINTEXT://127.0.0.1:1,A0://127.0.0.1:4,B1://127.0.0.1:6",
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,A0:PLAINTEXT,B1:PLAINTEXT",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        let plain = properties(Path::new("/x"), 1, 2, &[]);
+        assert!(plain.contains("\nadvertised.listeners=PLAINTEXT://127.0.0.1:1\n"), "{plain}");
+    }
+}

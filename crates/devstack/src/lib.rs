@@ -20,6 +20,6 @@ mod kafka;
 mod postgres;
 
 pub use clickhouse::ClickHouse;
-pub use kafka::Kafka;
+pub use kafka::{Kafka, Listener};
 pub use postgres::Postgres;
 pub use stack::Stack;

@@ -98,6 +98,12 @@ impl Postgres {
         self.server.log()
     }
 
+    /// The user and group that the server runs as: who a directory for a tablespace has to belong to.
+    pub fn owner(&self) -> Result<(u32, u32)> {
+        let data = fs::metadata(data_dir(&self.dir)?)?;
+        Ok((data.uid(), data.gid()))
+    }
+
     /// Runs one statement outside of any transaction and gives its rows as text.
     pub fn query(&self, database: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
         Connection::open(self.port, USER, database, Duration::from_secs(10))?.query(sql)

@@ -1,0 +1,235 @@
+//! What one worker of an emitter does next.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use usage_schemas::{Kind, Quantity};
+use uuid::Uuid;
+
+use crate::chaos::oracle::{Content, Fate};
+
+/// Tenants of a run.
+pub const TENANTS: usize = 8;
+/// Records that a worker may repeat or contradict.
+const REMEMBERED: usize = 500;
+const COUNTERS: [&str; 3] = ["llm.requests", "llm.input_tokens", "llm.output_tokens"];
+const HOUR: i64 = 3_600_000_000;
+const DAY: i64 = 24 * HOUR;
+
+/// How a record gets into the outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    Rust,
+    Sql,
+    PastTheChecks,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    Commit,
+    Rollback,
+}
+
+/// One record to be said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Emit {
+    pub tenant: Uuid,
+    pub key: Option<String>,
+    pub content: Content,
+    pub fate: Fate,
+    pub door: Door,
+}
+
+/// One transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub emits: Vec<Emit>,
+    pub open_for: Option<Duration>,
+    pub ending: Ending,
+}
+
+/// Draws transactions and remembers what committed.
+pub struct Worker {
+    random: StdRng,
+    tenants: Vec<Uuid>,
+    /// Prefix of all keys.
+    name: String,
+    next: u64,
+    kept: VecDeque<Emit>,
+}
+
+impl Worker {
+    pub fn new(random: StdRng, tenants: Vec<Uuid>, name: String) -> Self {
+        Self { random, tenants, name, next: 0, kept: VecDeque::new() }
+    }
+
+    /// The next transaction, at `now` on a clock that is wrong by `hours`.
+    pub fn plan(&mut self, now: i64, hours: i64) -> Plan {
+        let count = self.random.random_range(1..=5);
+        let mut emits: Vec<Emit> = (0..count).map(|_| self.emit(now, hours)).collect();
+        // Two copies in one transaction lie side by side in the topic.
+        if self.random.random_ratio(1, 20) {
+            emits.extend(emits.iter().find(|emit| emit.key.is_some()).cloned());
+        }
+        let open_for = if self.random.random_ratio(1, 50) {
+            Some(Duration::from_millis(self.random.random_range(300..6_000)))
+        } else {
+            None
+        };
+        let ending = if self.random.random_ratio(1, 10) { Ending::Rollback } else { Ending::Commit };
+        Plan { emits, open_for, ending }
+    }
+
+    /// What was said may be said again.
+    pub fn committed(&mut self, plan: &Plan) {
+        self.kept.extend(plan.emits.iter().filter(|emit| emit.fate == Fate::Kept && emit.key.is_some()).cloned());
+        while self.kept.len() > REMEMBERED {
+            self.kept.pop_front();
+        }
+    }
+
+    fn emit(&mut self, now: i64, hours: i64) -> Emit {
+        let percent = self.random.random_range(0..100);
+        if percent < 12 && !self.kept.is_empty() {
+            let mut again = self.kept[self.random.random_range(0..self.kept.len())].clone();
+            again.door = self.door();
+            // Two in twelve contradict what was said before.
+            if percent < 2 {
+                again.content.value = value(self.random.random_range(0..1_000_000), again.content.kind);
+            }
+            return again;
+        }
+        match percent {
+            97 => {
+                let (metric, fate) = ("llm.unregistered".into(), Fate::UnknownUsageType);
+                let counter = self.fresh(now, 0, Kind::Counter);
+                Emit { content: Content { metric, ..counter.content }, fate, ..counter }
+            }
+            98 => {
+                let counter = self.fresh(now, 0, Kind::Counter);
+                let content = Content { timestamp: now - 8 * 366 * DAY, ..counter.content };
+                Emit { content, fate: Fate::TooOld, door: Door::PastTheChecks, ..counter }
+            }
+            _ => {
+                let gauge = self.random.random_ratio(1, 5);
+                self.fresh(now, hours, if gauge { Kind::Gauge } else { Kind::Counter })
+            }
+        }
+    }
+
+    fn fresh(&mut self, now: i64, hours: i64, kind: Kind) -> Emit {
+        self.next += 1;
+        let noisy = self.random.random_ratio(1, 3);
+        let tenant = self.tenants[if noisy { 0 } else { self.random.random_range(0..self.tenants.len()) }];
+        let metric = match kind {
+            Kind::Gauge => "gpu.utilization",
+            Kind::Counter => COUNTERS[self.random.random_range(0..COUNTERS.len())],
+        };
+        let drawn = self.random.random_range(0..1_000_000);
+        let backdated = if self.random.random_ratio(3, 10) { self.random.random_range(0..60 * DAY) } else { 0 };
+        // The source's clock speaks of now; whoever backdates knows the time.
+        let timestamp = if backdated > 0 { now - backdated } else { now + hours * HOUR };
+        let in_future = backdated == 0 && hours > 0;
+        let keyed = kind == Kind::Counter || in_future || self.random.random_ratio(1, 2);
+        Emit {
+            tenant,
+            key: keyed.then(|| format!("{}/{}", self.name, self.next)),
+            content: Content { metric: metric.into(), kind, value: value(drawn, kind), timestamp },
+            fate: if in_future { Fate::InFuture } else { Fate::Kept },
+            door: if in_future { Door::PastTheChecks } else { self.door() },
+        }
+    }
+
+    fn door(&mut self) -> Door {
+        if self.random.random_ratio(1, 2) { Door::Rust } else { Door::Sql }
+    }
+}
+
+/// Up to 18 decimal places; samples may be negative.
+fn value(drawn: u32, kind: Kind) -> Quantity {
+    let shift = if kind == Kind::Gauge { 500_000 } else { 0 };
+    let unscaled = (i128::from(drawn) - shift) * 10_i128.pow(drawn % 4 * 4 + 1) + i128::from(drawn % 7);
+    let unscaled = if kind == Kind::Counter { unscaled.abs() } else { unscaled };
+    Quantity::from_unscaled(unscaled).expect("a generated value is in range")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rand::SeedableRng as _;
+
+    use super::*;
+    use crate::workload::tenants;
+
+    const NOW: i64 = 1_790_000_000_000_000;
+
+    fn emits(hours: i64) -> Vec<Emit> {
+        let mut worker = Worker::new(StdRng::seed_from_u64(5), tenants(5, TENANTS), "e".into());
+        let mut emits = Vec::new();
+        for _ in 0..2_000 {
+            let plan = worker.plan(NOW, hours);
+            if plan.ending == Ending::Commit {
+                worker.committed(&plan);
+                emits.extend(plan.emits);
+            }
+        }
+        emits
+    }
+
+    #[test]
+    fn a_run_has_repeats_contradictions_and_refusals_of_each_kind() {
+        let emits = emits(0);
+        let fates: BTreeSet<Fate> = emits.iter().map(|emit| emit.fate).collect();
+        assert_eq!(fates, BTreeSet::from([Fate::Kept, Fate::TooOld, Fate::UnknownUsageType]));
+        let keys: Vec<&String> = emits.iter().filter_map(|emit| emit.key.as_ref()).collect();
+        let distinct: BTreeSet<&String> = keys.iter().copied().collect();
+        assert!(keys.len() > distinct.len() + 100);
+        let said: BTreeSet<(&Option<String>, &Content)> =
+            emits.iter().filter(|emit| emit.key.is_some()).map(|emit| (&emit.key, &emit.content)).collect();
+        assert!(said.len() > distinct.len() + 20, "some contradict");
+    }
+
+    #[test]
+    fn a_repeat_says_the_same_metric_time_and_kind() {
+        let emits = emits(0);
+        let mut first: std::collections::BTreeMap<&String, &Emit> = std::collections::BTreeMap::new();
+        for emit in emits.iter().filter(|emit| emit.key.is_some()) {
+            let before = first.entry(emit.key.as_ref().unwrap()).or_insert(emit);
+            let same = |emit: &Emit| {
+                (emit.tenant, emit.content.metric.clone(), emit.content.timestamp, emit.content.kind, emit.fate)
+            };
+            assert_eq!(same(before), same(emit));
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_ahead_makes_what_is_said_of_now_lie_in_the_future() {
+        let ahead = emits(2);
+        for emit in &ahead {
+            assert_eq!(emit.fate == Fate::InFuture, emit.content.timestamp > NOW, "{emit:?}");
+        }
+        assert!(ahead.iter().any(|emit| emit.fate == Fate::InFuture));
+        let behind = emits(-2);
+        assert!(behind.iter().all(|emit| emit.content.timestamp <= NOW && emit.fate != Fate::InFuture));
+    }
+
+    #[test]
+    fn counters_are_never_negative_and_samples_are_sometimes() {
+        let emits = emits(0);
+        let negative = |emit: &&Emit| emit.content.value.unscaled() < 0;
+        assert!(emits.iter().filter(|emit| emit.content.kind == Kind::Counter).all(|emit| !negative(&emit)));
+        assert!(emits.iter().filter(|emit| emit.content.kind == Kind::Gauge).any(|emit| negative(&emit)));
+    }
+
+    #[test]
+    fn every_transaction_says_something_and_some_are_long_or_rolled_back() {
+        let mut worker = Worker::new(StdRng::seed_from_u64(6), tenants(6, TENANTS), "e".into());
+        let plans: Vec<Plan> = (0..1_000).map(|_| worker.plan(NOW, 0)).collect();
+        assert!(plans.iter().all(|plan| !plan.emits.is_empty()));
+        assert!(plans.iter().any(|plan| plan.open_for.is_some()));
+        assert!(plans.iter().any(|plan| plan.ending == Ending::Rollback));
+    }
+}

@@ -1,0 +1,175 @@
+//! The end of a run: everything comes to rest, then what is there is compared with what committed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use sqlx::PgPool;
+use tokio::time::{Instant, interval};
+use usage_schemas::codec::Decoder;
+use usage_schemas::names;
+use uuid::Uuid;
+
+use super::cluster::{Cluster, blocking};
+use super::oracle::{
+    Answer, Content, Difference, Refused, Stored, expected_records, judge, judge_answers, max_lag,
+};
+use super::readers::Seen;
+use super::schedule::Actor;
+use super::{emitter, offsets, storage, truth};
+use crate::pipeline::RANGE;
+use crate::source::{Total, Totals};
+use crate::topic::{self, Letter};
+
+/// For each thing that is waited for: servers have just come back and 2 cores do everything.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Verdict {
+    pub differences: Vec<Difference>,
+    pub emitted: usize,
+    pub records: usize,
+    pub dead_letters: BTreeMap<String, usize>,
+    pub answers: usize,
+    /// Of these, answers with a `complete_until`.
+    pub complete: usize,
+    pub max_lag: Duration,
+}
+
+/// Waits until nothing moves any more and judges. What does not come to rest is a difference too, beside those that it causes.
+pub async fn reach(cluster: &Cluster, seen: Vec<Seen>) -> anyhow::Result<Verdict> {
+    end_the_load(cluster).await?;
+    let emissions = truth::read(&cluster.pipeline.source).await?;
+    let database = cluster.pipeline.clickhouse_database();
+    let mut differences = Vec::new();
+    let rests = come_to_rest(cluster, database).await;
+    differences.extend(rests.err().map(|error| Difference::Other(format!("{error:#}"))));
+
+    let stored = storage::records(&cluster.clickhouse_url, database).await?;
+    let letters = dead_letters(cluster).await?;
+    differences.extend(judge(&emissions, &stored, &letters));
+    differences.extend(storage::wrong_rollups(&cluster.clickhouse_url, database).await?);
+    differences.extend(final_answers(cluster, &stored).await?);
+
+    let absurd = seen.iter().flat_map(|seen| &seen.absurd);
+    differences.extend(absurd.map(|text| Difference::Answer(format!("absurd answer: {text}"))));
+    let answers: Vec<Answer> = seen.into_iter().flat_map(|seen| seen.answers).collect();
+    differences.extend(judge_answers(&emissions, &answers));
+    if emissions.is_empty() || answers.is_empty() {
+        differences.push(Difference::Other("nothing was emitted or answered, so nothing is proved".into()));
+    }
+    let mut dead_letters = BTreeMap::new();
+    for letter in letters {
+        *dead_letters.entry(letter.reason).or_default() += 1;
+    }
+    Ok(Verdict {
+        differences,
+        emitted: expected_records(&emissions),
+        records: stored.len(),
+        dead_letters,
+        answers: answers.len(),
+        complete: answers.iter().filter(|answer| answer.complete_until.is_some()).count(),
+        max_lag: max_lag(&emissions, &answers),
+    })
+}
+
+/// Kills the emitters; what they had open is decided once the database has noticed.
+async fn end_the_load(cluster: &Cluster) -> anyhow::Result<()> {
+    for (actor, member) in &cluster.members {
+        if matches!(actor, Actor::Emitter(_)) {
+            member.lock().await.kill9();
+        }
+    }
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+    await_zero(&cluster.pipeline.source, sql, Some(emitter::APPLICATION), "connections of emitters").await
+}
+
+async fn come_to_rest(cluster: &Cluster, database: &str) -> anyhow::Result<()> {
+    for table in ["usage_outbox", "usage_outbox_waiting"] {
+        let sql = format!("SELECT count(*) FROM {table}");
+        await_zero(&cluster.pipeline.source, &sql, None, table).await?;
+    }
+    offsets::drained(cluster, PATIENCE).await?;
+    storage::rolled_up(&cluster.clickhouse_url, database, PATIENCE).await?;
+    let refused: i64 = sqlx::query_scalar("SELECT count(*) FROM usage_outbox_dead_letters")
+        .fetch_one(&cluster.pipeline.source)
+        .await?;
+    if refused != 0 {
+        bail!("{refused} rows are dead letters of the outbox");
+    }
+    Ok(())
+}
+
+async fn await_zero(pool: &PgPool, sql: &str, bound: Option<&str>, what: &str) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut every = interval(Duration::from_millis(200));
+    loop {
+        every.tick().await;
+        let mut query = sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(sql.to_string()));
+        if let Some(bound) = bound {
+            query = query.bind(bound.to_string());
+        }
+        let left = query.fetch_one(pool).await;
+        match left {
+            Ok(0) => return Ok(()),
+            _ if Instant::now() < deadline => {}
+            Ok(left) => bail!("{left} {what} are left after {PATIENCE:?}"),
+            Err(error) => return Err(error).context(what.to_string()),
+        }
+    }
+}
+
+async fn dead_letters(cluster: &Cluster) -> anyhow::Result<Vec<Refused>> {
+    let (brokers, topic) = (cluster.brokers.clone(), cluster.pipeline.dead_letters_topic().to_string());
+    let letters = blocking(move || topic::read_all_of(&brokers, &topic)).await?;
+    refused(&letters)
+}
+
+/// Each once: a recovery may write a dead letter twice, its identity is where the message lay.
+fn refused(letters: &[Letter]) -> anyhow::Result<Vec<Refused>> {
+    let mut known = BTreeSet::new();
+    let mut all = Vec::new();
+    let decoder = Decoder::new();
+    for letter in letters {
+        let place = [names::HEADER_DLQ_TOPIC, names::HEADER_DLQ_PARTITION, names::HEADER_DLQ_OFFSET]
+            .map(|name| letter.header(name).to_string());
+        if !known.insert(place) {
+            continue;
+        }
+        let value = letter.value.as_deref().context("a dead letter without a value")?;
+        let record = decoder.decode(value).context("a dead letter that is no record")?;
+        all.push(Refused {
+            identity: (record.tenant_id, record.record_id),
+            content: Content {
+                metric: record.metric.into(),
+                kind: record.kind,
+                value: record.value,
+                timestamp: record.timestamp.micros(),
+            },
+            reason: letter.header(names::HEADER_DLQ_REASON).into(),
+        });
+    }
+    Ok(all)
+}
+
+/// What the API says in the end is what the records add up to.
+async fn final_answers(cluster: &Cluster, stored: &[Stored]) -> anyhow::Result<Vec<Difference>> {
+    let truth = totals(stored);
+    let answers = cluster.api.settle(&truth, RANGE.0, RANGE.1, PATIENCE).await?;
+    let differences = crate::answers::differences(&truth, &answers);
+    Ok(differences.into_iter().map(|text| Difference::Answer(format!("final answer: {text}"))).collect())
+}
+
+fn totals(stored: &[Stored]) -> Totals {
+    let mut sums: BTreeMap<(Uuid, String), (u64, i128)> = BTreeMap::new();
+    for row in stored {
+        let sum = sums.entry((row.identity.0, row.content.metric.clone())).or_default();
+        *sum = (sum.0 + 1, sum.1 + row.content.value.unscaled());
+    }
+    let total = |(count, sum): (u64, i128)| Total {
+        count: count.to_string(),
+        sum: usage_schemas::Quantity::from_unscaled(sum).map_or_else(|_| "too wide".into(), |sum| sum.to_string()),
+    };
+    sums.into_iter().map(|(key, sum)| (key, total(sum))).collect()
+}
