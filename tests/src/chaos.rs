@@ -25,10 +25,10 @@ use tokio::time::{Instant, interval, sleep_until};
 use usage_devstack::interrupt;
 
 use cluster::{Cluster, Load};
+pub use disk::prepare as prepare_disk;
 use inject::Effect;
 use schedule::{Kind, Step};
 use timeline::Timeline;
-pub use disk::prepare as prepare_disk;
 pub use verdict::Verdict;
 
 use crate::workload::tenants;

@@ -13,6 +13,8 @@ usage: cargo xtask COMMAND
   test                     formatting, lints and all tests on a stack of their own
   bench drain [ARG…]       how fast the consumer drains a full topic, on a stack of its own, built with --release
   bench recovery [ARG…]    how soon a backlog is gone after ClickHouse was away, and what emitters feel of it
+  chaos [--release] [ARG…] faults drawn from a seed against a whole pipeline of its own, judged by what its source committed;
+                           --seed N --minutes M --rate R --faults KIND,KIND --plan (docs/chaos.md)
   ci                       test, and cargo-deny if it is installed
 
 Preset USAGE_KAFKA_BROKERS, USAGE_CLICKHOUSE_URL, USAGE_CONTROL_DATABASE_URL or USAGE_SOURCE_DATABASE_URL
@@ -47,6 +49,13 @@ pub enum Command {
         /// For the benchmark program.
         rest: Vec<String>,
     },
+    /// Faults and a verdict.
+    Chaos {
+        /// Programs built with `--release`.
+        release: bool,
+        /// For the chaos program.
+        rest: Vec<String>,
+    },
     /// What CI runs.
     Ci,
     /// Print how the command is called.
@@ -77,9 +86,12 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, Bad
         "up" => Ok(Command::Up { release: switch(&command, &rest, "--release")? }),
         "down" => Ok(Command::Down { purge: switch(&command, &rest, "--purge")? }),
         "demo" => {
-            let keep = rest.iter().any(|argument| argument == "--keep");
-            let rest = rest.into_iter().filter(|argument| argument != "--keep").collect();
+            let (keep, rest) = taken(rest, "--keep");
             Ok(Command::Demo { keep, rest })
+        }
+        "chaos" => {
+            let (release, rest) = taken(rest, "--release");
+            Ok(Command::Chaos { release, rest })
         }
         "test" => nothing(&command, &rest).map(|()| Command::Test),
         "ci" => nothing(&command, &rest).map(|()| Command::Ci),
@@ -98,6 +110,12 @@ fn bench(mut rest: Vec<String>) -> Result<Command, BadArguments> {
         return Err(BadArguments(format!("there is no bench {name:?}, only: {}", BENCHES.join(", "))));
     }
     Ok(Command::Bench { name, rest })
+}
+
+/// Whether the switch was given, and the arguments without it.
+fn taken(rest: Vec<String>, switch: &str) -> (bool, Vec<String>) {
+    let given = rest.iter().any(|argument| argument == switch);
+    (given, rest.into_iter().filter(|argument| argument != switch).collect())
 }
 
 /// Whether the one switch that the command knows was given; anything else is refused.
@@ -145,6 +163,13 @@ mod tests {
     }
 
     #[test]
+    fn chaos_passes_on_what_is_not_its_own() {
+        let expected = Command::Chaos { release: true, rest: strings(&["--seed", "7"]) };
+        assert_eq!(parsed("chaos --release --seed 7"), Ok(expected));
+        assert_eq!(parsed("chaos"), Ok(Command::Chaos { release: false, rest: Vec::new() }));
+    }
+
+    #[test]
     fn bench_needs_a_name_that_there_is() {
         let expected = Command::Bench { name: "drain".to_owned(), rest: strings(&["--records", "9"]) };
         assert_eq!(parsed("bench drain --records 9"), Ok(expected));
@@ -163,7 +188,7 @@ mod tests {
 
     #[test]
     fn the_usage_names_every_command() {
-        for command in ["up", "down", "demo", "test", "bench drain", "bench recovery", "ci"] {
+        for command in ["up", "down", "demo", "test", "bench drain", "chaos", "bench recovery", "ci"] {
             assert!(USAGE.lines().any(|line| line.trim_start().starts_with(command)), "{command}");
         }
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod chaos;
 mod demo;
 mod disk;
 mod down;
@@ -55,6 +56,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo { keep, rest } => demo::demo(keep, &rest),
         Command::Test => test::test(),
         Command::Bench { name, rest } => bench::bench(&name, &rest),
+        Command::Chaos { release, rest } => chaos::chaos(release, &rest),
         Command::Ci => ci(),
         Command::Help => Ok(()),
     }

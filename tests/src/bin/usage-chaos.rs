@@ -17,7 +17,9 @@ use usage_tests::chaos::{self, Run, Verdict, emitter};
 const SHOWN: usize = 20;
 
 #[derive(Parser)]
-#[command(about = "Breaks a pipeline with faults drawn from a seed and judges it by what its source committed")]
+#[command(
+    about = "Breaks a pipeline with faults drawn from a seed and judges it by what its source committed"
+)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(subcommand)]
@@ -63,7 +65,9 @@ fn minutes(text: &str) -> Result<Duration, String> {
         return Err("not a number of minutes with at most 3 decimal places".into());
     }
     let thousandths: u64 = format!("{whole}{fraction:0<3}").parse().map_err(|_| "too many minutes")?;
-    Some(Duration::from_millis(thousandths * 60)).filter(|time| !time.is_zero()).ok_or("no time at all".into())
+    Some(Duration::from_millis(thousandths * 60))
+        .filter(|time| !time.is_zero())
+        .ok_or("no time at all".into())
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -131,7 +135,10 @@ fn print(verdict: &Verdict) {
 
 fn text_of(time: Duration) -> String {
     let thousandths = time.as_millis() / 60;
-    format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000).trim_end_matches('0').trim_end_matches('.').into()
+    format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000)
+        .trim_end_matches('0')
+        .trim_end_matches('.')
+        .into()
 }
 
 fn directory(given: Option<&Path>) -> anyhow::Result<(PathBuf, Option<tempfile::TempDir>)> {

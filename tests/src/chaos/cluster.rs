@@ -65,7 +65,8 @@ impl Cluster {
     pub async fn start(dir: &Path, load: &Load, disk: Result<(), String>) -> anyhow::Result<Self> {
         let (ways, listeners) = kafka_ways().await?;
         let at = |name: &str| dir.join(name);
-        let (kafka, clickhouse, source, control) = (at("kafka"), at("clickhouse"), at("source"), at("control"));
+        let (kafka, clickhouse, source, control) =
+            (at("kafka"), at("clickhouse"), at("source"), at("control"));
         let (kafka, clickhouse, source, control) = tokio::try_join!(
             blocking(move || Kafka::start_with(&kafka, &listeners)),
             blocking(move || ClickHouse::start(&clickhouse)),
@@ -194,7 +195,9 @@ fn member(pipeline: &Pipeline, places: &Places<'_>, actor: Actor) -> anyhow::Res
     for server in actor.servers() {
         let (variable, value) = match server {
             Server::Kafka => ("USAGE_KAFKA_BROKERS", address(Server::Kafka)?),
-            Server::ClickHouse => ("USAGE_CLICKHOUSE_URL", format!("http://{}", address(Server::ClickHouse)?)),
+            Server::ClickHouse => {
+                ("USAGE_CLICKHOUSE_URL", format!("http://{}", address(Server::ClickHouse)?))
+            }
             Server::Source => through(&env, "USAGE_SOURCE_DATABASE_URL", &address(Server::Source)?)?,
             Server::Control => through(&env, "USAGE_CONTROL_DATABASE_URL", &address(Server::Control)?)?,
         };
@@ -228,9 +231,12 @@ fn member(pipeline: &Pipeline, places: &Places<'_>, actor: Actor) -> anyhow::Res
 /// Short enough that what waits for a fault's end does not fill the run.
 fn settings(actor: Actor) -> &'static [&'static str] {
     match actor {
-        Actor::Relay(_) => {
-            &["relay.lease=4s", "relay.message_timeout=2s", "relay.backoff_base=200ms", "relay.backoff_max=3s"]
-        }
+        Actor::Relay(_) => &[
+            "relay.lease=4s",
+            "relay.message_timeout=2s",
+            "relay.backoff_base=200ms",
+            "relay.backoff_max=3s",
+        ],
         Actor::Consumer(_) => &[
             // Kafka's least by default.
             "consumer.session_timeout=6s",
@@ -285,7 +291,8 @@ mod tests {
 
     #[test]
     fn a_database_is_reached_through_its_proxy_under_its_name() {
-        let env = BTreeMap::from([("V".to_string(), "postgres://usage:usage@127.0.0.1:5/source_1".to_string())]);
+        let env =
+            BTreeMap::from([("V".to_string(), "postgres://usage:usage@127.0.0.1:5/source_1".to_string())]);
         let (variable, url) = through(&env, "V", "127.0.0.1:9").unwrap();
         assert_eq!((variable, url.as_str()), ("V", "postgres://usage:usage@127.0.0.1:9/source_1"));
         assert!(through(&env, "W", "127.0.0.1:9").is_err());

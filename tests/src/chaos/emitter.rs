@@ -112,12 +112,7 @@ async fn transaction(pool: &PgPool, module: &ScopedCollector, plan: &Plan) -> an
     let mut tx = connection.begin().await?;
     for emit in &plan.emits {
         let record_id = say(&mut tx, module, emit).await.with_context(|| format!("{emit:?}"))?;
-        let said = Said {
-            tenant: emit.tenant,
-            record_id,
-            content: emit.content.clone(),
-            fate: emit.fate,
-        };
+        let said = Said { tenant: emit.tenant, record_id, content: emit.content.clone(), fate: emit.fate };
         truth::remember(&mut tx, &said).await?;
     }
     if let Some(open_for) = plan.open_for {
@@ -139,9 +134,12 @@ async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emi
             let authorization = module.authorize_emit(&ctx, &content.metric).await?;
             let key = emit.key.clone();
             let mut record = match content.kind {
-                Kind::Counter => {
-                    NewRecord::counter(emit.tenant, &content.metric, content.value, key.clone().unwrap_or_default())
-                }
+                Kind::Counter => NewRecord::counter(
+                    emit.tenant,
+                    &content.metric,
+                    content.value,
+                    key.clone().unwrap_or_default(),
+                ),
                 Kind::Gauge => NewRecord::gauge(emit.tenant, &content.metric, content.value),
             };
             record.idempotency_key = key;

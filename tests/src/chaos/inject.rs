@@ -83,7 +83,9 @@ pub async fn inject(cluster: &Cluster, fault: Fault, deadline: Instant) -> anyho
             blocking(move || server.restart_immediate()).await?;
             Ok(Effect::Done(format!("back after {:.1?}", began.elapsed())))
         }
-        Fault::Network { link, bad, lasts, after } => network(cluster, link, bad, lasts, after, deadline).await,
+        Fault::Network { link, bad, lasts, after } => {
+            network(cluster, link, bad, lasts, after, deadline).await
+        }
         Fault::FillDisk(lasts) => fill_disk(cluster, lasts).await,
         Fault::ResetOffsets(back) => {
             let Some(_topic) = turn(&cluster.topic, deadline).await else { return Ok(late()) };

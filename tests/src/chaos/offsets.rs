@@ -36,7 +36,14 @@ pub async fn reset(cluster: &Cluster, back: Back) -> anyhow::Result<String> {
     let said = blocking(move || {
         let tool = |to: &[&str]| -> anyhow::Result<(bool, String)> {
             let mut command = kafka.tool(TOOL)?;
-            command.args(["--bootstrap-server", &kafka.brokers(), "--group", CONSUMER_GROUP, "--topic", &topic]);
+            command.args([
+                "--bootstrap-server",
+                &kafka.brokers(),
+                "--group",
+                CONSUMER_GROUP,
+                "--topic",
+                &topic,
+            ]);
             let output = command.args(["--reset-offsets", "--execute"]).args(to).output()?;
             let text = [output.stdout, output.stderr].concat();
             Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
@@ -78,7 +85,8 @@ fn positions(reader: &BaseConsumer, topic: &str) -> anyhow::Result<Vec<(i32, i64
     let committed = reader.committed_offsets(asked, CALL_WITHIN).context("committed offsets")?;
     let mut positions = Vec::new();
     for element in committed.elements() {
-        let (low, high) = reader.fetch_watermarks(topic, element.partition(), CALL_WITHIN).context("watermarks")?;
+        let (low, high) =
+            reader.fetch_watermarks(topic, element.partition(), CALL_WITHIN).context("watermarks")?;
         let done = match element.offset() {
             Offset::Offset(offset) => offset,
             _ => low,

@@ -81,9 +81,16 @@ pub enum Difference {
     Lost(Emission),
     Doubled(Identity, usize),
     Invented(Stored),
-    Changed { stored: Stored, emitted: Vec<Content> },
+    Changed {
+        stored: Stored,
+        emitted: Vec<Content>,
+    },
     /// Expected in the topic of dead letters and not there.
-    NotRefused { identity: Identity, content: Content, reason: &'static str },
+    NotRefused {
+        identity: Identity,
+        content: Content,
+        reason: &'static str,
+    },
     /// In the topic of dead letters, and it should not.
     WronglyRefused(Refused),
     /// An answer of the API that can't have been true.

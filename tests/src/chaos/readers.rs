@@ -63,10 +63,8 @@ pub async fn read(cluster: Arc<Cluster>, reader: usize, tenants: Vec<Uuid>, stop
 }
 
 fn turns(tenants: &[Uuid]) -> impl Iterator<Item = (Uuid, Measure)> {
-    let round: Vec<_> = tenants
-        .iter()
-        .flat_map(|tenant| [(*tenant, Measure::Count), (*tenant, Measure::Sum)])
-        .collect();
+    let round: Vec<_> =
+        tenants.iter().flat_map(|tenant| [(*tenant, Measure::Count), (*tenant, Measure::Sum)]).collect();
     round.into_iter().cycle()
 }
 
@@ -95,7 +93,8 @@ fn answers(
     if measure == Measure::Count {
         metrics.push(GAUGE);
     }
-    let known = |row: &&Value| row["metric"] != GAUGE && !COUNTERS.iter().any(|metric| row["metric"] == *metric);
+    let known =
+        |row: &&Value| row["metric"] != GAUGE && !COUNTERS.iter().any(|metric| row["metric"] == *metric);
     if let Some(row) = rows.iter().find(known) {
         anyhow::bail!("nobody emitted {}", row["metric"]);
     }
@@ -127,7 +126,10 @@ mod tests {
         assert_eq!(values, ["2.5", "0", "0"]);
         assert!(answers.iter().all(|answer| answer.complete_until == Some(17) && answer.answered_at == 99));
         assert_eq!(read(body, Measure::Count).unwrap().len(), 4);
-        assert_eq!(read(r#"{"complete_until":null,"data":[]}"#, Measure::Sum).unwrap()[0].complete_until, None);
+        assert_eq!(
+            read(r#"{"complete_until":null,"data":[]}"#, Measure::Sum).unwrap()[0].complete_until,
+            None
+        );
     }
 
     #[test]

@@ -98,18 +98,30 @@ pub enum Fault {
     /// SIGSTOP, then SIGCONT: a zombie if it is longer than session or lease.
     Freeze(Actor, Duration),
     Terminate(Actor),
-    KillKafka { away: Duration },
+    KillKafka {
+        away: Duration,
+    },
     /// In the middle of an insert, if one runs within a moment.
-    KillClickHouse { away: Duration },
+    KillClickHouse {
+        away: Duration,
+    },
     FreezeClickHouse(Duration),
     /// Postgres' immediate shutdown and a start.
     RestartPostgres(Server),
-    Network { link: Link, bad: Bad, lasts: Duration, after: After },
+    Network {
+        link: Link,
+        bad: Bad,
+        lasts: Duration,
+        after: After,
+    },
     FillDisk(Duration),
     ResetOffsets(Back),
     GrowTopic,
     /// The source's clock is wrong by so many hours.
-    Clock { hours: i8, lasts: Duration },
+    Clock {
+        hours: i8,
+        lasts: Duration,
+    },
 }
 
 /// A kind of fault, as `--faults` names it.
@@ -217,7 +229,11 @@ fn draw(kind: Kind, random: &mut StdRng) -> Fault {
         Kind::Kafka => Fault::KillKafka { away: seconds(0..5) },
         Kind::Clickhouse => {
             let away = seconds(0..8);
-            if random.random_ratio(1, 4) { Fault::FreezeClickHouse(away) } else { Fault::KillClickHouse { away } }
+            if random.random_ratio(1, 4) {
+                Fault::FreezeClickHouse(away)
+            } else {
+                Fault::KillClickHouse { away }
+            }
         }
         Kind::Postgres => Fault::RestartPostgres(pick(&[Server::Source, Server::Control], random)),
         Kind::Network => {

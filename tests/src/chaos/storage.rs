@@ -45,7 +45,9 @@ pub async fn records(url: &str, database: &str) -> anyhow::Result<Vec<Stored>> {
 
 fn stored(line: &str) -> anyhow::Result<Stored> {
     let fields: Vec<&str> = line.split('\t').collect();
-    let [tenant, record_id, metric, word, value, timestamp] = fields[..] else { bail!("ClickHouse said {line:?}") };
+    let [tenant, record_id, metric, word, value, timestamp] = fields[..] else {
+        bail!("ClickHouse said {line:?}")
+    };
     let content = Content {
         metric: metric.into(),
         kind: kind(word)?,
@@ -119,7 +121,8 @@ mod tests {
 
     #[test]
     fn a_row_is_read_whole_or_not_at_all() {
-        let line = "00000000-0000-0000-0000-000000000001\t00000000-0000-0000-0000-000000000002\tm\tgauge\t-0.5\t17";
+        let line =
+            "00000000-0000-0000-0000-000000000001\t00000000-0000-0000-0000-000000000002\tm\tgauge\t-0.5\t17";
         let row = stored(line).unwrap();
         assert_eq!(row.identity, (Uuid::from_u128(1), Uuid::from_u128(2)));
         let content = Content {

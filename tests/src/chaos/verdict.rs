@@ -169,7 +169,8 @@ fn totals(stored: &[Stored]) -> Totals {
     }
     let total = |(count, sum): (u64, i128)| Total {
         count: count.to_string(),
-        sum: usage_schemas::Quantity::from_unscaled(sum).map_or_else(|_| "too wide".into(), |sum| sum.to_string()),
+        sum: usage_schemas::Quantity::from_unscaled(sum)
+            .map_or_else(|_| "too wide".into(), |sum| sum.to_string()),
     };
     sums.into_iter().map(|(key, sum)| (key, total(sum))).collect()
 }

@@ -84,7 +84,8 @@ impl Worker {
 
     /// What was said may be said again.
     pub fn committed(&mut self, plan: &Plan) {
-        self.kept.extend(plan.emits.iter().filter(|emit| emit.fate == Fate::Kept && emit.key.is_some()).cloned());
+        self.kept
+            .extend(plan.emits.iter().filter(|emit| emit.fate == Fate::Kept && emit.key.is_some()).cloned());
         while self.kept.len() > REMEMBERED {
             self.kept.pop_front();
         }
@@ -128,7 +129,8 @@ impl Worker {
             Kind::Counter => COUNTERS[self.random.random_range(0..COUNTERS.len())],
         };
         let drawn = self.random.random_range(0..1_000_000);
-        let backdated = if self.random.random_ratio(3, 10) { self.random.random_range(0..60 * DAY) } else { 0 };
+        let backdated =
+            if self.random.random_ratio(3, 10) { self.random.random_range(0..60 * DAY) } else { 0 };
         // The source's clock speaks of now; whoever backdates knows the time.
         let timestamp = if backdated > 0 { now - backdated } else { now + hours * HOUR };
         let in_future = backdated == 0 && hours > 0;
@@ -199,7 +201,13 @@ mod tests {
         for emit in emits.iter().filter(|emit| emit.key.is_some()) {
             let before = first.entry(emit.key.as_ref().unwrap()).or_insert(emit);
             let same = |emit: &Emit| {
-                (emit.tenant, emit.content.metric.clone(), emit.content.timestamp, emit.content.kind, emit.fate)
+                (
+                    emit.tenant,
+                    emit.content.metric.clone(),
+                    emit.content.timestamp,
+                    emit.content.kind,
+                    emit.fate,
+                )
             };
             assert_eq!(same(before), same(emit));
         }

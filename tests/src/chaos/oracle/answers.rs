@@ -117,7 +117,8 @@ pub fn judge_answers(emissions: &[Emission], answers: &[Answer]) -> Vec<Differen
 }
 
 fn wrong(answer: &Answer, what: &str, bound: i128) -> Difference {
-    let bound = Quantity::from_unscaled(bound).map_or_else(|_| format!("{bound}e-18"), |bound| bound.to_string());
+    let bound =
+        Quantity::from_unscaled(bound).map_or_else(|_| format!("{bound}e-18"), |bound| bound.to_string());
     Difference::Answer(format!("{what}: bound {bound}, {answer:?}"))
 }
 

@@ -28,7 +28,8 @@ fn refused(emission: &Emission, reason: &str) -> Refused {
 
 /// Three records: one emitted twice, one refused on purpose.
 fn healthy() -> (Vec<Emission>, Vec<Stored>, Vec<Refused>) {
-    let mut emissions = vec![emission(1, "1", 10), emission(2, "2.5", 20), emission(1, "1", 30), emission(3, "3", 40)];
+    let mut emissions =
+        vec![emission(1, "1", 10), emission(2, "2.5", 20), emission(1, "1", 30), emission(3, "3", 40)];
     emissions[3].fate = Fate::TooOld;
     let stored = vec![stored(&emissions[0]), stored(&emissions[1])];
     let refused = vec![refused(&emissions[3], "too_old")];
@@ -111,7 +112,10 @@ fn of_contradictions_one_is_kept_and_the_others_are_dead_letters() {
         let rows = [stored(&emissions[kept])];
         let letters = [refused(&emissions[other], "conflict")];
         assert_eq!(judge(&emissions, &rows, &letters), []);
-        assert!(matches!(judge(&emissions, &rows, &[])[..], [Difference::NotRefused { reason: "conflict", .. }]));
+        assert!(matches!(
+            judge(&emissions, &rows, &[])[..],
+            [Difference::NotRefused { reason: "conflict", .. }]
+        ));
         assert_eq!(judge(&emissions, &rows, &[refused(&emissions[kept], "conflict")]).len(), 2);
     }
     assert_eq!(expected_records(&emissions), 1);

@@ -75,9 +75,6 @@ fn a_step_says_what_it_does_and_to_whom() {
         lasts: Duration::from_secs(4),
         after: After::Lost,
     };
-    assert_eq!(
-        fault.to_string(),
-        "no answers of clickhouse to consumer-1 for 4.0s, what was sent is lost"
-    );
+    assert_eq!(fault.to_string(), "no answers of clickhouse to consumer-1 for 4.0s, what was sent is lost");
     assert_eq!(Fault::Clock { hours: 2, lasts: MINUTE }.to_string(), "the source's clock +2 h for 60.0s");
 }
