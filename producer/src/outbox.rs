@@ -6,6 +6,7 @@ use sqlx::{Connection, PgConnection, PgPool};
 const MIGRATIONS: &[(i32, &str)] = &[
     (1, include_str!("../migrations/0001_outbox.sql")),
     (2, include_str!("../migrations/0002_usage_emit.sql")),
+    (3, include_str!("../migrations/0003_completeness.sql")),
 ];
 
 /// Number of leaves of the outbox table; a leaf takes all rows of a minute in turn.

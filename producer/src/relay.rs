@@ -2,7 +2,8 @@
 //!
 //! Strategy (`docs/architecture.md`): the outbox's partitions are leased on the database's clock, so that several relays share them. Each
 //! partition has a worker with a connection of its own, which polls above a floor, produces signed messages, and deletes rows one by
-//! one as their own delivery reports say so. One more connection keeps leases, proves the floor, and truncates emptied leaves.
+//! one as their own delivery reports say so. One more connection keeps leases, proves the floor and completeness, sends markers, and
+//! truncates emptied leaves.
 //!
 //! Behind a pooler in transaction mode nothing is lost (there are no session locks), but the settings of a session are: set them for the
 //! role instead (`ALTER ROLE … SET jit = off`, `enable_seqscan = off`, `enable_bitmapscan = off`, `enable_nestloop = off`), and use a pooler that
@@ -10,10 +11,11 @@
 
 mod config;
 mod encode;
-pub mod floor;
+mod floor;
 mod housekeeping;
 mod lanes;
 mod lease;
+mod markers;
 mod partition;
 mod pg_time;
 mod rows;
@@ -35,6 +37,7 @@ use uuid::Uuid;
 pub use config::{RELAY, RelayConfig, RelaySettings, SETTINGS, SourceConfig};
 
 use self::encode::Sources;
+use self::floor::{Proof, Proven};
 use self::sender::Sender;
 use self::session::{Database, ServerId};
 use self::supervisor::Supervisor;
@@ -54,11 +57,13 @@ pub enum RelayError {
     Kafka(#[source] rdkafka::error::KafkaError),
 }
 
-/// What the floor's rounds have proven, and for which server.
+/// What rounds have proven, and for which server.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Horizon {
     pub server: Option<ServerId>,
-    pub proven: i64,
+    /// Floors of another session are void.
+    pub session: u64,
+    pub proven: Proven,
 }
 
 /// What all workers of a relay share.
@@ -70,6 +75,8 @@ pub(crate) struct Shared {
     sender: ArcSwap<Sender>,
     /// By outbox partition, while Kafka does not take its rows.
     troubles: Mutex<BTreeMap<i16, Trouble>>,
+    /// By outbox partition: the last proof that a pass of it has confirmed.
+    completed: Mutex<BTreeMap<i16, Proof>>,
 }
 
 /// Why rows are not delivered just now.
@@ -95,6 +102,16 @@ impl Shared {
         troubles.values().max_by_key(|trouble| trouble.wait).cloned()
     }
 
+    /// A pass of the partition has confirmed the proof.
+    pub(crate) fn confirm(&self, part: i16, proof: Proof) {
+        self.completed.lock().unwrap_or_else(PoisonError::into_inner).insert(part, proof);
+    }
+
+    /// What was confirmed of the partitions.
+    pub(crate) fn confirmed(&self) -> BTreeMap<i16, Proof> {
+        self.completed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(crate) fn sender(&self) -> Arc<Sender> {
         self.sender.load_full()
     }
@@ -115,6 +132,8 @@ impl Shared {
 pub struct Status {
     pub database: Option<String>,
     pub kafka: Option<String>,
+    /// Why this relay sends no completeness markers although it should.
+    pub completeness: Option<String>,
     /// Outbox partitions that this relay holds.
     pub partitions: Vec<i16>,
 }
@@ -146,6 +165,7 @@ impl Relay {
             waker: waker.clone(),
             sender: ArcSwap::from_pointee(sender),
             troubles: Mutex::default(),
+            completed: Mutex::default(),
         });
         let (supervisor, status) = Supervisor::new(shared, database, kafka, owner);
         Ok(Self { supervisor, waker, status })

@@ -87,6 +87,12 @@ metric! {
         "Milliseconds from the row's insert to Kafka's acknowledgement."
     OUTBOX_WAITING_ROWS Gauge ["source_module"] "outbox_waiting_rows"
         "Outbox rows that wait for their source to be configured or for a relay that knows their payload type."
+    OUTBOX_COMPLETENESS_LAG_SECONDS Gauge ["source_module"] "outbox_completeness_lag_seconds"
+        "How far what the relay says of a source's completeness is behind the source database's clock."
+    OUTBOX_MARKERS_TOTAL Counter ["status"] "outbox_markers_total"
+        "Completeness markers handed to Kafka; status is success or failure."
+    OUTBOX_MARKERS_HELD Gauge ["reason"] "outbox_markers_held"
+        "1 while no completeness marker may be sent; reason is sequence_behind, clock_behind or refused."
     // consumer
     CONSUMER_LAG_RECORDS Gauge ["partition"] "consumer_lag_records"
         "Messages between the committed offset and the end of the partition."

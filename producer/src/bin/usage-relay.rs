@@ -50,6 +50,7 @@ async fn main() -> anyhow::Result<()> {
     };
     health.check("source_database", look(|status| status.database.clone()));
     health.check("kafka", look(|status| status.kafka.clone()));
+    health.check("completeness", look(|status| status.completeness.clone()));
     health::serve(&listen, health, shutdown.clone())
         .await
         .with_context(|| format!("cannot listen on {listen}"))?;

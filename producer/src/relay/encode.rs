@@ -3,15 +3,17 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use metrics::{Counter, Histogram};
+use metrics::{Counter, Gauge, Histogram};
 use rdkafka::message::{Header, OwnedHeaders};
 use usage_schemas::codec::Encoder;
 use usage_schemas::signature::SigningKey;
-use usage_schemas::{json, names};
+use usage_schemas::{Marker, Timestamp, json, names};
 use usage_service::metric_names;
 use uuid::Uuid;
 
+use super::pg_time::PgTime;
 use super::rows::Row;
 
 /// A configured source with its key and its metrics.
@@ -23,6 +25,21 @@ pub(crate) struct Source {
     pub dead_letters: Counter,
     pub latency_ms: Histogram,
     pub batch_rows: Histogram,
+    lag_seconds: Gauge,
+}
+
+impl Source {
+    /// Shows how far what is said of its completeness is behind the database's clock.
+    pub(crate) fn completeness_lag(&self, clock: PgTime, until: Timestamp) {
+        let micros = clock.timestamp().map_or(0, |clock| clock.micros().saturating_sub(until.micros()));
+        let lag = Duration::from_micros(u64::try_from(micros).unwrap_or_default());
+        self.lag_seconds.set(lag.as_secs_f64());
+    }
+
+    /// Another relay knows.
+    pub(crate) fn no_completeness_lag(&self) {
+        self.lag_seconds.set(0);
+    }
 }
 
 /// The configured sources.
@@ -45,6 +62,7 @@ impl Sources {
                 dead_letters: metrics::counter!(metric_names::OUTBOX_DEAD_LETTERS_TOTAL, "source_module" => label()),
                 latency_ms: metrics::histogram!(metric_names::OUTBOX_DELIVERY_LATENCY_MS, "source_module" => label()),
                 batch_rows: metrics::histogram!(metric_names::USAGE_INGESTION_BATCH_SIZE, "source_module" => label()),
+                lag_seconds: metrics::gauge!(metric_names::OUTBOX_COMPLETENESS_LAG_SECONDS, "source_module" => label()),
                 name: name.clone(),
             };
             (name, Arc::new(source))
@@ -60,6 +78,16 @@ impl Sources {
     /// The names, as the label `source_module` has them.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(String::as_str)
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Source>> {
+        self.by_name.values()
+    }
+
+    /// Whether rows without a source are this one's.
+    pub(crate) fn is_default(&self, name: &str) -> bool {
+        self.default.as_deref() == Some(name)
     }
 
     /// Whether rows without a source can be sent.
@@ -141,6 +169,19 @@ pub(crate) fn message<'a>(
         headers = headers.insert(header(names::HEADER_TRACEPARENT, traceparent));
     }
     Ok(Message { key, value, headers })
+}
+
+/// Makes a completeness marker, signed as a record is. Its key is the source.
+pub(crate) fn marker(source: &Source, outbox: Uuid, complete_until: Timestamp) -> Message<'static> {
+    let value = Marker { source: source.name.clone(), outbox, complete_until }.encode();
+    let signature = source.key.sign(source.name.as_bytes(), &value);
+    let header = |key, value| Header { key, value: Some(value) };
+    let headers = OwnedHeaders::new_with_capacity(4)
+        .insert(header(names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_MARKER))
+        .insert(header(names::HEADER_SOURCE, &source.name))
+        .insert(header(names::HEADER_KEY_ID, source.key.key_id()))
+        .insert(header(names::HEADER_SIGNATURE, &signature));
+    Message { key: source.name.clone(), value: Cow::Owned(value), headers }
 }
 
 /// Reason of a dead letter: larger than a message may be.

@@ -5,39 +5,44 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::floor::Holder;
+use super::floor::{Holder, Look};
+use super::pg_time::PgTime;
 use super::session::{SERVER_COLUMNS, STATEMENT, ServerId, bounded};
 use crate::outbox::SEGMENTS;
 
-/// One look for the floor.
-pub(crate) struct Look {
-    pub server: ServerId,
-    /// The last id that was handed out; read before `holders`.
-    pub high: i64,
-    pub holders: HashSet<Holder>,
-}
+/// The last id that was handed out.
+pub(crate) const HIGH: &str =
+    "(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM usage_outbox_id_seq)";
 
-/// Reads the sequence, then who holds the outbox's lock: two statements, since their order is the proof.
-pub(crate) async fn look(connection: &mut PgConnection, bound: Duration) -> Result<Look, sqlx::Error> {
-    let sequence = format!(
-        "SELECT {SERVER_COLUMNS}, CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM usage_outbox_id_seq"
-    );
+/// Reads clock and sequence, then who holds the outbox's lock: two statements, since their order is the proof. A holder without a
+/// process is a prepared transaction.
+pub(crate) async fn look(
+    connection: &mut PgConnection,
+    bound: Duration,
+) -> Result<(ServerId, Look), sqlx::Error> {
+    let sequence = format!("SELECT {SERVER_COLUMNS}, clock_timestamp(), {HIGH}");
     let locks = format!(
-        "SELECT {SERVER_COLUMNS}, ARRAY(SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' \
+        "SELECT {SERVER_COLUMNS}, held.live, held.prepared FROM (SELECT \
+         coalesce(array_agg(virtualtransaction) FILTER (WHERE pid IS NOT NULL), '{{}}') AS live, \
+         coalesce(array_agg(virtualtransaction) FILTER (WHERE pid IS NULL), '{{}}') AS prepared \
+         FROM pg_locks WHERE locktype = 'relation' \
          AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-         AND relation = 'usage_outbox'::regclass AND mode = 'RowExclusiveLock' AND granted)"
+         AND relation = 'usage_outbox'::regclass AND mode = 'RowExclusiveLock' AND granted) AS held"
     );
     bounded(bound, async {
-        let (started, timeline, high): (i64, String, i64) =
+        let (started, timeline, clock, high): (i64, String, PgTime, i64) =
             sqlx::query_as(AssertSqlSafe(sequence)).fetch_one(&mut *connection).await?;
-        let (started_then, timeline_then, holders): (i64, String, Vec<Holder>) =
+        let (started_then, timeline_then, live, prepared): (i64, String, Vec<String>, Vec<String>) =
             sqlx::query_as(AssertSqlSafe(locks)).fetch_one(&mut *connection).await?;
         let server = ServerId::from((started, timeline));
         if server != ServerId::from((started_then, timeline_then)) {
             // Behind a pooler the two may have gone to different servers: proof of nothing.
             return Err(sqlx::Error::Protocol("the server changed between two statements".into()));
         }
-        Ok(Look { server, high, holders: holders.into_iter().collect() })
+        let named = |prepared: bool| move |transaction: String| Holder { transaction, prepared };
+        let holders: HashSet<Holder> =
+            live.into_iter().map(named(false)).chain(prepared.into_iter().map(named(true))).collect();
+        Ok((server, Look { clock, high, holders }))
     })
     .await
 }

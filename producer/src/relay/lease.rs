@@ -7,6 +7,8 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use sqlx::postgres::types::PgInterval;
 
+use usage_service::fail_point;
+
 use super::session::bounded;
 
 /// A partition that this relay holds.
@@ -30,6 +32,11 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(owner: String, ttl: Duration) -> Self {
         Self { owner, ttl }
+    }
+
+    /// The name of this relay.
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
     }
 
     fn interval(&self) -> PgInterval {
@@ -78,6 +85,7 @@ impl Leases {
 
     /// Takes one partition that nobody holds, if there is one.
     pub(crate) async fn take(&self, connection: &mut PgConnection) -> Result<Option<Held>, sqlx::Error> {
+        fail_point!("relay.claim");
         let work = sqlx::query_as(
             "UPDATE usage_outbox_partitions SET owner = $1, epoch = epoch + 1, expires_at = clock_timestamp() + $2 \
              WHERE part = (SELECT part FROM usage_outbox_partitions WHERE expires_at < clock_timestamp() \
@@ -87,6 +95,9 @@ impl Leases {
         .bind(self.interval())
         .fetch_optional(connection);
         let taken: Option<(i16, i64)> = bounded(self.ttl, work).await?;
+        if taken.is_some() {
+            fail_point!("relay.claimed");
+        }
         Ok(taken.map(|(part, epoch)| Held { part, epoch }))
     }
 

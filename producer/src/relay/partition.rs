@@ -16,11 +16,12 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use usage_schemas::partition::partition_of;
 use usage_service::retry::Backoff;
-use usage_service::{error_chain, metric_names};
+use usage_service::{error_chain, fail_point, metric_names};
 
 use self::course::{Course, Part};
 use self::flights::{Dead, Flight, Flights, Landing};
 use super::encode::{self, PAYLOAD_TYPES};
+use super::floor::Proven;
 use super::lanes::Lanes;
 use super::rows::{self, Row, RowKey};
 use super::sender::{Report, Ticket, Via};
@@ -51,6 +52,8 @@ pub(crate) struct Worker {
     orders: Orders,
     woken: watch::Receiver<u64>,
     server: Option<ServerId>,
+    /// Of the rounds that the course rests on.
+    session: u64,
     course: Course,
     lanes: Lanes,
     flights: Flights,
@@ -74,6 +77,7 @@ impl Worker {
             shared,
             orders,
             server: None,
+            session: 0,
             course: Course::new(Instant::now()),
             flights: Flights::default(),
             reports,
@@ -156,10 +160,14 @@ impl Worker {
         !self.orders.stop.is_cancelled() && Instant::now() < *self.orders.valid_until.borrow()
     }
 
-    /// The proof that is good for this connection's server.
-    fn proven(&self) -> i64 {
-        let horizon = self.orders.horizon.borrow();
-        if horizon.server == self.server { horizon.proven } else { 0 }
+    /// What is proven for this connection's server. A new session of the rounds starts from nothing.
+    fn proven(&mut self) -> Proven {
+        let horizon = self.orders.horizon.borrow().clone();
+        if horizon.session != self.session {
+            self.session = horizon.session;
+            self.course.reset();
+        }
+        if horizon.server == self.server { horizon.proven } else { Proven::default() }
     }
 
     /// Reads a page of the walk, and one of what is new while rows are left lying.
@@ -167,7 +175,8 @@ impl Worker {
         let mut looked = Looked::default();
         let Some(partitions) = self.shared.sender().partitions() else { return Ok(looked) };
         if self.may_read(partitions) {
-            self.course.begin(Instant::now(), self.proven(), &mut self.lanes);
+            let proven = self.proven();
+            self.course.begin(Instant::now(), proven, &mut self.lanes);
             for part in [Part::Walk, Part::Tail] {
                 let Some(from) = self.course.next(part).filter(|_| self.may_read(partitions)) else {
                     continue;
@@ -182,9 +191,14 @@ impl Worker {
                 self.await_reports().await;
                 self.clear_landed(connection).await?;
                 if part == Part::Walk {
-                    self.course.walked(sorted.skipped, begun.elapsed(), Instant::now(), &mut self.lanes);
+                    let confirmed =
+                        self.course.walked(sorted.skipped, begun.elapsed(), Instant::now(), &mut self.lanes);
+                    if let Some(proof) = confirmed {
+                        self.shared.confirm(self.part, proof);
+                    }
                 }
-                looked.more = self.course.is_walking() || (part == Part::Tail && page.full);
+                let last = part == Part::Tail || self.course.next(Part::Tail).is_none();
+                looked.more = self.course.is_walking() || (last && page.full);
             }
         }
         let trouble = self.lanes.is_failing().then(|| Trouble {
@@ -243,6 +257,7 @@ impl Worker {
             let flight = Flight::new(row, partition, source.clone(), via);
             let serial = self.flights.depart(flight);
             let ticket = Ticket { id, serial, reports: self.reporter.clone() };
+            fail_point!("relay.produce");
             if let Err(code) = shared.sender().send(message, partition, via, ticket).await {
                 // It never left: the same as a report that says so.
                 let landing = self.flights.land(Report { id, serial, outcome: Err(code) });
@@ -250,6 +265,7 @@ impl Worker {
                 sorted.skipped = true;
                 continue;
             }
+            fail_point!("relay.produced");
             sorted.produced += 1;
             match by_source.iter_mut().find(|(known, _)| Arc::ptr_eq(known, source)) {
                 Some((_, count)) => *count += 1,
@@ -276,7 +292,9 @@ impl Worker {
         moves.extend(dead.iter().map(|dead| {
             (dead.key, Aside::Dead { reason: dead.why.reason, error: dead.why.error().to_string() })
         }));
+        fail_point!("relay.move_aside");
         let refused = set_aside::move_rows(connection, self.part, moves).await?;
+        fail_point!("relay.moved_aside");
         let now = Instant::now();
         self.refused.retain(|_, until| now < *until);
         self.refused.extend(refused.iter().map(|refused| (refused.key, now + REFUSED_AGAIN)));
@@ -314,7 +332,9 @@ impl Worker {
     /// Takes the rows out whose fate is known: delivered ones are deleted, refused ones become dead letters.
     async fn clear_landed(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         if !self.acked.is_empty() {
+            fail_point!("relay.remove");
             rows::delete(connection, self.part, &self.acked).await?;
+            fail_point!("relay.removed");
             self.course.gone(&self.acked);
             self.acked.clear();
         }
@@ -348,6 +368,7 @@ impl Worker {
         match landing {
             Landing::Unknown => {}
             Landing::Delivered(flight) => {
+                fail_point!("relay.acked");
                 flight.source.delivered.increment(1);
                 flight.source.latency_ms.record(usage_service::telemetry::millis(flight.age()));
                 self.lanes.delivered(flight.partition);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, PgConnection};
+use usage_service::fail_point;
 use uuid::Uuid;
 
 use super::pg_time::PgTime;
@@ -134,7 +135,9 @@ pub(crate) async fn delete(
 
 /// Moves up to `limit` waiting rows of the given sources and payload types back into the outbox, in one transaction. Returns how many.
 ///
-/// They get new ids, since the floor has passed their old ones; their time stays.
+/// They get new ids, since the floor has passed their old ones; their time stays. So what a partition says of its completeness does not
+/// speak of them: their sources are held back until every partition is complete beyond `returned_at`, which is read under the outbox's lock,
+/// as the time of an emit is.
 pub(crate) async fn unpark(
     connection: &mut PgConnection,
     sources: &[String],
@@ -142,13 +145,16 @@ pub(crate) async fn unpark(
     payload_types: &[&str],
     limit: i64,
 ) -> Result<u64, sqlx::Error> {
+    fail_point!("relay.return");
     // The index has hashes; the texts decide.
     let work = sqlx::query(
         "WITH back AS (DELETE FROM usage_outbox_waiting WHERE waiting_id IN (SELECT waiting_id FROM usage_outbox_waiting \
          WHERE (hashtextextended(source, 0) = ANY (ARRAY(SELECT hashtextextended(s, 0) FROM unnest($1::text[]) AS s)) \
          AND source = ANY ($1) OR $2 AND hashtextextended(source, 0) IS NULL) \
          AND hashtextextended(payload_type, 0) = ANY (ARRAY(SELECT hashtextextended(t, 0) FROM unnest($4::text[]) AS t)) \
-         AND payload_type = ANY ($4) ORDER BY waiting_id LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING *) \
+         AND payload_type = ANY ($4) ORDER BY waiting_id LIMIT $3 FOR UPDATE SKIP LOCKED) RETURNING *), \
+         noted AS (INSERT INTO usage_outbox_returned (source, oldest, returned_at) \
+         SELECT source, min(emitted_at), clock_timestamp() FROM back GROUP BY source) \
          INSERT INTO usage_outbox (part, tenant_id, emitted_at, payload_type, source, traceparent, payload) \
          SELECT part, tenant_id, emitted_at, payload_type, source, traceparent, payload FROM back ORDER BY waiting_id",
     )
@@ -157,7 +163,18 @@ pub(crate) async fn unpark(
     .bind(limit)
     .bind(payload_types)
     .execute(connection);
-    Ok(bounded(STATEMENT, work).await?.rows_affected())
+    let returned = bounded(STATEMENT, work).await?.rows_affected();
+    if returned > 0 {
+        fail_point!("relay.returned");
+    }
+    Ok(returned)
+}
+
+/// Forgets returned rows of which the partitions speak by now.
+pub(crate) async fn forget_returned(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let sql = "DELETE FROM usage_outbox_returned \
+         WHERE returned_at < (SELECT min(complete_until) FROM usage_outbox_partitions)";
+    bounded(STATEMENT, sqlx::query(sql).execute(connection)).await.map(|_| ())
 }
 
 /// Waiting rows by source; counting ends at `most` rows.

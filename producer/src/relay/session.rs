@@ -32,6 +32,13 @@ impl std::fmt::Display for ServerId {
 pub(crate) const SERVER_COLUMNS: &str = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
      substring(pg_walfile_name(pg_current_wal_lsn()) FOR 8)";
 
+impl ServerId {
+    /// The values of [`SERVER_COLUMNS`].
+    pub(crate) fn columns(&self) -> (i64, &str) {
+        (self.started_micros, &self.timeline)
+    }
+}
+
 impl From<(i64, String)> for ServerId {
     fn from((started_micros, timeline): (i64, String)) -> Self {
         Self { started_micros, timeline }

@@ -16,12 +16,15 @@ use usage_service::{error_chain, metric_names};
 use super::encode::PAYLOAD_TYPES;
 use super::floor::Rounds;
 use super::lease::{Held, Leases, working_time};
+use super::markers::{Markers, Turn};
 use super::partition::{Orders, Worker};
 use super::session::{self, Database, ServerId};
 use super::{Horizon, Sender, Shared, Status, housekeeping, rows, set_aside};
 
 /// How often the floor is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often completeness is stored and markers are sent.
+const MARK: Duration = Duration::from_secs(1);
 /// How often free partitions are looked for, at most.
 const TAKE: Duration = Duration::from_secs(1);
 /// How often emptied leaves are truncated.
@@ -51,6 +54,8 @@ pub(crate) struct Supervisor {
     database: Database,
     kafka: KafkaConfig,
     leases: Leases,
+    rounds: Rounds,
+    markers: Markers,
     horizon: watch::Sender<Horizon>,
     status: watch::Sender<Status>,
     stations: BTreeMap<i16, Station>,
@@ -71,10 +76,16 @@ impl Supervisor {
         owner: String,
     ) -> (Self, watch::Receiver<Status>) {
         let starting = || Some("starting".to_string());
-        let (status, seen) =
-            watch::channel(Status { database: starting(), kafka: starting(), partitions: Vec::new() });
+        let (status, seen) = watch::channel(Status {
+            database: starting(),
+            kafka: starting(),
+            completeness: None,
+            partitions: Vec::new(),
+        });
         let leases = Leases::new(owner, shared.settings.lease);
         let supervisor = Self {
+            markers: Markers::new(shared.clone()),
+            rounds: Rounds::default(),
             shared,
             database,
             kafka,
@@ -119,18 +130,20 @@ impl Supervisor {
         let server = session::server_id(&mut connection).await?;
         self.leases.sweep(&mut connection).await?;
         // Proofs belong to a connection: a new one begins a new round.
-        let mut rounds = Rounds::default();
-        self.horizon.send_replace(Horizon { server: Some(server.clone()), proven: 0 });
+        self.rounds.start_over();
+        self.markers.start_over();
+        self.publish_proofs(&server);
         self.renew_at = Instant::now();
         let lease_turn = (self.shared.settings.lease / 6).min(TAKE);
         let (mut look, mut lease, mut truncate) = (every(LOOK), every(lease_turn), every(TRUNCATE));
-        let (mut count, mut unpark) = (every(COUNT), every(UNPARK));
+        let (mut count, mut unpark, mut mark) = (every(COUNT), every(UNPARK), every(MARK));
         loop {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
                 _ = lease.tick() => self.lease_turn(&mut connection).await?,
-                _ = look.tick() => self.look(&mut connection, &server, &mut rounds).await?,
+                _ = look.tick() => self.look(&mut connection, &server).await?,
+                _ = mark.tick() => self.mark(&mut connection, &server).await?,
                 _ = unpark.tick() => self.unpark(&mut connection).await?,
                 _ = truncate.tick() => {
                     if self.holds_first() {
@@ -152,21 +165,34 @@ impl Supervisor {
         self.stations.contains_key(&0)
     }
 
-    async fn look(
-        &mut self,
-        connection: &mut PgConnection,
-        server: &ServerId,
-        rounds: &mut Rounds,
-    ) -> Result<(), sqlx::Error> {
-        let look = housekeeping::look(connection, self.shared.settings.lease).await?;
-        if look.server != *server {
+    async fn look(&mut self, connection: &mut PgConnection, server: &ServerId) -> Result<(), sqlx::Error> {
+        let (seen, look) = housekeeping::look(connection, self.shared.settings.lease).await?;
+        if seen != *server {
             return Err(sqlx::Error::Protocol("the connection leads to another server now".into()));
         }
-        let before = rounds.proven();
-        let proven = rounds.observe(look.high, look.holders);
-        if proven > before {
-            self.horizon.send_modify(|horizon| horizon.proven = proven);
-        }
+        self.markers.looked(&look);
+        self.rounds.observe(look).map_err(|back| sqlx::Error::Protocol(back.to_string()))?;
+        self.publish_proofs(server);
+        Ok(())
+    }
+
+    fn publish_proofs(&self, server: &ServerId) {
+        let (session, proven) = (self.rounds.session(), self.rounds.proven());
+        self.horizon.send_replace(Horizon { server: Some(server.clone()), session, proven });
+    }
+
+    /// Stores what was confirmed of completeness and sends markers.
+    async fn mark(&mut self, connection: &mut PgConnection, server: &ServerId) -> Result<(), sqlx::Error> {
+        let held: Vec<Held> = self.stations.values().map(|station| station.held).collect();
+        let turn = Turn { server, owner: self.leases.owner(), held: &held, sends: self.holds_first() };
+        self.markers.turn(connection, turn, &mut self.rounds).await?;
+        self.publish_proofs(server);
+        let completeness = self.markers.alarm().map(|alarm| alarm.to_string());
+        self.status.send_if_modified(|status| {
+            let changed = status.completeness != completeness;
+            status.completeness = completeness;
+            changed
+        });
         Ok(())
     }
 
@@ -266,11 +292,8 @@ impl Supervisor {
 
     /// Moves waiting rows back whose source has a key now and whose payload type is known.
     async fn unpark(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-        let sources: Vec<String> = self.shared.sources.names().map(Into::into).collect();
-        let without_source = self.shared.sources.has_default();
         loop {
-            let back = rows::unpark(connection, &sources, without_source, &PAYLOAD_TYPES, UNPARK_ROWS).await;
-            let moved = match back {
+            let moved = match self.return_waiting(connection).await {
                 // Leases are more important than waiting rows.
                 Err(error) if set_aside::is_refusal(&error) => {
                     tracing::error!(error = %error_chain(&error), "waiting outbox rows can't be moved back");
@@ -291,6 +314,15 @@ impl Supervisor {
                 return Ok(());
             }
         }
+    }
+
+    async fn return_waiting(&self, connection: &mut PgConnection) -> Result<u64, sqlx::Error> {
+        if self.holds_first() {
+            rows::forget_returned(connection).await?;
+        }
+        let sources: Vec<String> = self.shared.sources.names().map(Into::into).collect();
+        let without_source = self.shared.sources.has_default();
+        rows::unpark(connection, &sources, without_source, &PAYLOAD_TYPES, UNPARK_ROWS).await
     }
 
     /// Counts rows for the gauges; a relay that no longer does so shows none, so that the sum over all relays is right.

@@ -3,7 +3,9 @@
 mod delivery;
 mod emit;
 mod failures;
+mod markers;
 mod migrations;
+mod process;
 mod set_aside;
 mod sharing;
 mod support;

@@ -7,8 +7,11 @@ use uuid::Uuid;
 
 use crate::support::{Running, Source, Topic, config, until};
 
-const FILES: [&str; 2] =
-    [include_str!("../../migrations/0001_outbox.sql"), include_str!("../../migrations/0002_usage_emit.sql")];
+const FILES: [&str; 3] = [
+    include_str!("../../migrations/0001_outbox.sql"),
+    include_str!("../../migrations/0002_usage_emit.sql"),
+    include_str!("../../migrations/0003_completeness.sql"),
+];
 
 #[tokio::test]
 async fn several_processes_may_install_it_at_once_and_again() {
@@ -25,7 +28,7 @@ async fn several_processes_may_install_it_at_once_and_again() {
         .unwrap();
     assert_eq!(identity, again, "the outbox's id is made once");
     assert_eq!(source.count("usage_outbox_partitions").await, 4);
-    assert_eq!(source.count("usage_outbox_migrations").await, 2);
+    assert_eq!(source.count("usage_outbox_migrations").await, 3);
 }
 
 #[tokio::test]

@@ -1,56 +1,12 @@
 //! Several relays for one outbox, and how they take over from each other.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use usage_devstack::testing;
 use uuid::Uuid;
 
+use crate::process::Process;
 use crate::support::{KEY, KEY_ID, Running, SOURCE, Source, Topic, config, until};
-
-/// The program, as its own process, so that it can be killed.
-struct Process(Child);
-
-impl Process {
-    fn start(source: &Source, topic: &Topic, instance: &str, lease: &str) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
-            .args(["--set", "telemetry.listen=127.0.0.1:0", "--set", &format!("relay.instance={instance}")])
-            .args(["--set", &format!("relay.lease={lease}"), "--set", "relay.message_timeout=1s"])
-            .env("USAGE_KAFKA_BROKERS", testing::kafka_brokers())
-            .env("USAGE_KAFKA_RECORDS_TOPIC", &topic.name)
-            .env("USAGE_SOURCE_DATABASE_URL", &source.url)
-            .env("USAGE_RELAY_DEFAULT_SOURCE", SOURCE)
-            .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    fn signal(&self, signal: &str) {
-        let signalled = Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap();
-        assert!(signalled.success());
-    }
-
-    /// kill -9.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    fn terminate(&mut self) -> std::process::ExitStatus {
-        self.signal("-TERM");
-        self.0.wait().unwrap()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Already gone in every test that passes.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 async fn held_by(source: &Source, owner: &str) -> i64 {
     sqlx::query_scalar(

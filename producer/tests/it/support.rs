@@ -20,7 +20,7 @@ use usage_producer::outbox;
 use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SourceConfig};
 use usage_schemas::codec::Decoder;
 use usage_schemas::signature::SigningKey;
-use usage_schemas::{UsageRecord, names};
+use usage_schemas::{Marker, Timestamp, UsageRecord, names};
 use usage_service::CancellationToken;
 use usage_service::config::{DatabaseConfig, KafkaConfig};
 use uuid::Uuid;
@@ -85,6 +85,22 @@ impl Source {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap()
     }
 
+    /// The outbox's own id.
+    pub async fn outbox_id(&self) -> Uuid {
+        sqlx::query_scalar("SELECT outbox_id FROM usage_outbox_identity").fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// The database's clock.
+    pub async fn clock(&self) -> Timestamp {
+        let text: String = sqlx::query_scalar(
+            "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        Timestamp::parse(&text).unwrap()
+    }
+
     /// Waits until the relay has emptied the outbox.
     pub async fn emptied(&self) {
         until("the outbox is empty", async || (self.count("usage_outbox").await == 0).then_some(())).await;
@@ -120,8 +136,22 @@ impl Drop for Source {
 
 /// A message as it came from Kafka, with its signature checked.
 #[derive(Debug, Clone)]
+pub enum Arrived {
+    Record(Received),
+    Marker(ReceivedMarker),
+}
+
+#[derive(Debug, Clone)]
+pub struct ReceivedMarker {
+    pub partition: i32,
+    pub offset: i64,
+    pub marker: Marker,
+}
+
+#[derive(Debug, Clone)]
 pub struct Received {
     pub partition: i32,
+    pub offset: i64,
     pub key: String,
     pub value: Vec<u8>,
     pub headers: BTreeMap<String, String>,
@@ -170,8 +200,39 @@ impl Topic {
         });
     }
 
-    /// Everything that is in the topic now, partition by partition.
+    /// The records that are in the topic now, partition by partition.
     pub async fn read(&self) -> Vec<Received> {
+        let record = |arrived| match arrived {
+            Arrived::Record(record) => Some(record),
+            Arrived::Marker(_) => None,
+        };
+        self.messages().await.into_iter().filter_map(record).collect()
+    }
+
+    /// The completeness markers that are in the topic now, partition by partition.
+    pub async fn markers(&self) -> Vec<ReceivedMarker> {
+        let marker = |arrived| match arrived {
+            Arrived::Record(_) => None,
+            Arrived::Marker(marker) => Some(marker),
+        };
+        self.messages().await.into_iter().filter_map(marker).collect()
+    }
+
+    /// Up to when a source's outbox is complete, as a reader of the whole topic knows it: the least of its partitions.
+    pub async fn complete_until(&self, source: &str, outbox: Uuid) -> Option<Timestamp> {
+        let markers = self.markers().await;
+        let of = |partition: i32| {
+            let mine = markers.iter().filter(|found| {
+                found.partition == partition && found.marker.source == source && found.marker.outbox == outbox
+            });
+            mine.map(|found| found.marker.complete_until).max()
+        };
+        let least = (0..self.partitions).map(of).min();
+        least.flatten()
+    }
+
+    /// Everything that is in the topic now, partition by partition.
+    pub async fn messages(&self) -> Vec<Arrived> {
         let (brokers, name, partitions) = (self.brokers.clone(), self.name.clone(), self.partitions);
         tokio::task::spawn_blocking(move || read(&brokers, &name, partitions)).await.unwrap()
     }
@@ -192,7 +253,7 @@ fn client(brokers: &str) -> ClientConfig {
     config
 }
 
-fn read(brokers: &str, topic: &str, partitions: i32) -> Vec<Received> {
+fn read(brokers: &str, topic: &str, partitions: i32) -> Vec<Arrived> {
     let mut config = client(brokers);
     config.set("group.id", topic).set("enable.auto.commit", "false").set("isolation.level", "read_committed");
     let consumer: BaseConsumer = config.create().unwrap();
@@ -219,7 +280,7 @@ fn read(brokers: &str, topic: &str, partitions: i32) -> Vec<Received> {
     all
 }
 
-fn received(message: &BorrowedMessage<'_>, decoder: &Decoder, signer: &SigningKey) -> Received {
+fn received(message: &BorrowedMessage<'_>, decoder: &Decoder, signer: &SigningKey) -> Arrived {
     let (key, value) = (message.key().unwrap(), message.payload().unwrap());
     let headers: BTreeMap<String, String> = message
         .headers()
@@ -227,13 +288,19 @@ fn received(message: &BorrowedMessage<'_>, decoder: &Decoder, signer: &SigningKe
         .iter()
         .map(|header| (header.key.into(), String::from_utf8(header.value.unwrap().into()).unwrap()))
         .collect();
-    assert_eq!(headers[names::HEADER_PAYLOAD_TYPE], names::PAYLOAD_RECORD);
     assert_eq!(headers[names::HEADER_KEY_ID], KEY_ID);
     assert!(signer.verify(key, value, headers[names::HEADER_SIGNATURE].as_bytes()), "signature");
+    let (partition, offset) = (message.partition(), message.offset());
+    let key = String::from_utf8(key.into()).unwrap();
+    if headers[names::HEADER_PAYLOAD_TYPE] == names::PAYLOAD_MARKER {
+        let marker = Marker::decode(value).unwrap();
+        assert_eq!((&headers[names::HEADER_SOURCE], &key), (&marker.source, &marker.source));
+        return Arrived::Marker(ReceivedMarker { partition, offset, marker });
+    }
+    assert_eq!(headers[names::HEADER_PAYLOAD_TYPE], names::PAYLOAD_RECORD);
     let record = decoder.decode(value).unwrap().to_owned();
     assert_eq!(headers[names::HEADER_SOURCE], record.source);
-    let key = String::from_utf8(key.into()).unwrap();
-    Received { partition: message.partition(), key, value: value.into(), headers, record }
+    Arrived::Record(Received { partition, offset, key, value: value.into(), headers, record })
 }
 
 /// A relay that runs.

@@ -1,57 +1,134 @@
-use std::collections::{BTreeMap, BTreeSet};
-
-use proptest::prelude::*;
-
 use super::*;
 
 fn holders(names: &[&str]) -> HashSet<Holder> {
-    names.iter().map(ToString::to_string).collect()
+    let holder = |name: &&str| Holder { transaction: name.to_string(), prepared: name.starts_with("-1/") };
+    names.iter().map(holder).collect()
+}
+
+fn look(clock: i64, high: i64, names: &[&str]) -> Look {
+    Look { clock: PgTime(clock), high, holders: holders(names) }
+}
+
+/// Rounds after these looks.
+fn after(looks: &[(i64, i64, &[&str])]) -> Rounds {
+    let mut rounds = Rounds::default();
+    for (clock, high, names) in looks {
+        rounds.observe(look(*clock, *high, names)).unwrap();
+    }
+    rounds
+}
+
+/// Up to when a pass that begins now would make a partition complete, and which id it has to pass.
+fn complete(rounds: &Rounds) -> Option<(i64, i64)> {
+    rounds.proven().complete.map(|proof| (proof.until.0, proof.high))
+}
+
+fn ids(ids: i64) -> Proven {
+    Proven { ids, ..Proven::default() }
 }
 
 #[test]
 fn without_emitters_everything_handed_out_is_proven() {
-    let mut rounds = Rounds::default();
-    assert_eq!(rounds.observe(7, holders(&[])), 7);
-    assert_eq!(rounds.observe(9, holders(&[])), 9);
+    let rounds = after(&[(1, 7, &[])]);
+    assert_eq!(
+        (rounds.proven().ids, complete(&rounds)),
+        (7, None),
+        "which ids belong to it is read at the next look"
+    );
+    let rounds = after(&[(1, 7, &[]), (2, 9, &[])]);
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (9, Some((1, 9))));
 }
 
 #[test]
 fn an_open_emitter_holds_its_round_and_no_later_one_does() {
-    let mut rounds = Rounds::default();
-    assert_eq!(rounds.observe(10, holders(&["3/1"])), 0);
+    let mut rounds = after(&[(1, 10, &["3/1"]), (2, 20, &["3/1", "4/1"])]);
     // Others come and go; they are not in the round.
-    assert_eq!(rounds.observe(20, holders(&["3/1", "4/1"])), 0);
-    assert_eq!(
-        rounds.observe(30, holders(&["4/1", "5/1"])),
-        10,
-        "the round of 10 is over, that of 30 waits for two"
-    );
-    assert_eq!(rounds.observe(40, holders(&["5/1"])), 10);
-    assert_eq!(rounds.observe(50, holders(&["6/1"])), 30);
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (0, None));
+    rounds.observe(look(3, 30, &["4/1", "5/1"])).unwrap();
+    assert_eq!(rounds.proven().ids, 10, "the round of 10 is over, that of 30 waits for two");
+    rounds.observe(look(4, 40, &["5/1"])).unwrap();
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (10, Some((1, 40))));
+    rounds.observe(look(5, 50, &["6/1"])).unwrap();
+    assert_eq!(rounds.proven().ids, 30);
+    rounds.observe(look(6, 60, &["6/1"])).unwrap();
+    assert_eq!(complete(&rounds), Some((3, 60)));
 }
 
 #[test]
 fn the_same_connection_with_the_next_transaction_is_another_holder() {
-    let mut rounds = Rounds::default();
-    rounds.observe(10, holders(&["3/1"]));
-    assert_eq!(rounds.observe(11, holders(&["3/2"])), 10);
+    let rounds = after(&[(1, 10, &["3/1"]), (2, 11, &["3/2"])]);
+    assert_eq!(rounds.proven().ids, 10);
+}
+
+/// `PREPARE TRANSACTION` gives a transaction another name. Its row is as invisible as before.
+#[test]
+fn a_transaction_that_is_prepared_stays_in_its_round() {
+    let mut rounds = after(&[(1, 10, &["3/1", "-1/7"]), (2, 20, &["-1/7", "-1/8"]), (3, 30, &["-1/8"])]);
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (0, None));
+    // Whoever is prepared later can't be that one: these had gone before.
+    rounds.observe(look(4, 40, &["-1/9"])).unwrap();
+    assert_eq!(rounds.proven().ids, 10);
+    rounds.observe(look(5, 50, &["-1/9"])).unwrap();
+    assert_eq!(complete(&rounds), Some((1, 50)));
+}
+
+#[test]
+fn many_prepared_transactions_hold_a_round_no_longer_than_its_own() {
+    let mut rounds = after(&[(1, 10, &["3/1"])]);
+    for number in 0..50 {
+        let name = format!("-1/{number}");
+        rounds.observe(look(2 + number, 11 + number, &["3/1", &name])).unwrap();
+    }
+    rounds.observe(look(100, 100, &["-1/100"])).unwrap();
+    assert_eq!(rounds.proven().ids, 0, "it may be the one that was prepared");
+    rounds.observe(look(101, 101, &["-1/101"])).unwrap();
+    assert_eq!(rounds.proven().ids, 10);
+}
+
+#[test]
+fn what_goes_back_is_told() {
+    let mut rounds = after(&[(10, 10, &[])]);
+    assert_eq!(rounds.observe(look(9, 10, &[])), Err(WentBack::Clock));
+    assert_eq!(rounds.observe(look(10, 9, &[])), Err(WentBack::Sequence));
+    let session = rounds.session();
+    rounds.start_over();
+    rounds.observe(look(9, 9, &[])).unwrap();
+    assert!(rounds.session() > session);
+    assert_eq!(rounds.proven().ids, 9);
+}
+
+/// What was confirmed, is proven or under way belongs to the old series; the floor stands.
+#[test]
+fn voided_completeness_comes_only_of_new_rounds() {
+    let mut rounds = after(&[(1, 10, &[]), (2, 10, &["3/1"])]);
+    let before = rounds.proven().complete.unwrap();
+    rounds.void_completeness();
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (10, None));
+    assert_ne!(before.series, rounds.series());
+    rounds.observe(look(3, 12, &["3/1"])).unwrap();
+    rounds.observe(look(4, 12, &["4/1"])).unwrap();
+    rounds.observe(look(5, 12, &["4/1"])).unwrap();
+    assert_eq!((rounds.proven().ids, complete(&rounds)), (10, None), "the round of 2 is only for the floor");
+    rounds.observe(look(6, 12, &[])).unwrap();
+    rounds.observe(look(7, 13, &[])).unwrap();
+    assert_eq!(complete(&rounds), Some((6, 13)));
 }
 
 #[test]
 fn the_floor_stays_below_what_is_left() {
     let mut floor = Floor::default();
-    let mut pass = Pass::begin(floor.get(), 100);
+    let mut pass = Pass::begin(floor.get(), ids(100));
     pass.page(Some(50), true);
     assert!(pass.more() && pass.next_page() == 50);
     floor.advance(&pass, Some(20));
     assert_eq!(floor.get(), 19);
-    let mut pass = Pass::begin(floor.get(), 100);
+    let mut pass = Pass::begin(floor.get(), ids(100));
     pass.page(Some(50), true);
     floor.advance(&pass, None);
     assert_eq!(floor.get(), 50, "as far as the page went");
-    let mut pass = Pass::begin(floor.get(), 100);
+    let mut pass = Pass::begin(floor.get(), ids(100));
     pass.page(None, false);
-    assert!(!pass.more());
+    assert!(!pass.more() && pass.saw_the_end());
     floor.advance(&pass, None);
     assert_eq!(floor.get(), 100, "as far as it is proven");
 }
@@ -59,172 +136,26 @@ fn the_floor_stays_below_what_is_left() {
 #[test]
 fn a_pass_from_elsewhere_moves_nothing() {
     let mut floor = Floor::default();
-    let mut pass = Pass::begin(30, 100);
+    let mut pass = Pass::begin(30, ids(100));
     pass.page(None, false);
     floor.advance(&pass, None);
     assert_eq!(floor.get(), 0);
 }
 
-/// A model of the database: transactions draw ids, commit or roll back in any order, and hold the lock from their first id to their end.
-#[derive(Default)]
-struct Model {
-    sequence: i64,
-    serial: u64,
-    /// Open transactions with the ids that they wrote.
-    open: BTreeMap<u64, BTreeSet<i64>>,
-    visible: BTreeSet<i64>,
-    committed: BTreeSet<i64>,
-    delivered: BTreeSet<i64>,
-}
-
-impl Model {
-    fn lock_holders(&self) -> HashSet<Holder> {
-        self.open.keys().map(ToString::to_string).collect()
-    }
-
-    /// What will or may be visible and is not delivered: nothing of it may be at or below the floor.
-    fn outstanding(&self) -> impl Iterator<Item = i64> + '_ {
-        self.open.values().flatten().copied().chain(self.visible.iter().copied())
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    /// A transaction begins and writes so many rows.
-    Begin(u8),
-    /// The open transaction of this place writes another row.
-    Write(usize),
-    Commit(usize),
-    RollBack(usize),
-    /// The relay reads the sequence.
-    ReadSequence,
-    /// The relay reads the locks and takes both in.
-    ReadLocks,
-    /// The relay begins a pass: it reads the proof.
-    BeginPass,
-    /// The relay reads a page of so many rows.
-    Page(u8),
-    /// The rows of the pass are delivered and deleted but for every n-th; the floor moves.
-    EndPass(u8),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (1_u8..4).prop_map(Step::Begin),
-        2 => any::<usize>().prop_map(Step::Write),
-        4 => any::<usize>().prop_map(Step::Commit),
-        1 => any::<usize>().prop_map(Step::RollBack),
-        3 => Just(Step::ReadSequence),
-        3 => Just(Step::ReadLocks),
-        3 => Just(Step::BeginPass),
-        4 => (1_u8..5).prop_map(Step::Page),
-        3 => (0_u8..4).prop_map(Step::EndPass),
-    ]
-}
-
-struct Relay {
-    rounds: Rounds,
-    floor: Floor,
-    high: Option<i64>,
-    pass: Option<(Pass, Vec<i64>)>,
-}
-
-impl Relay {
-    fn new() -> Self {
-        Self { rounds: Rounds::default(), floor: Floor::default(), high: None, pass: None }
-    }
-
-    fn end_pass(&mut self, model: &mut Model, keep_every: u8) {
-        let Some((pass, seen)) = self.pass.take() else { return };
-        let mut left = None;
-        for (place, id) in seen.into_iter().enumerate() {
-            if keep_every > 0 && place % usize::from(keep_every) == 0 {
-                left = Some(left.map_or(id, |lowest: i64| lowest.min(id)));
-            } else {
-                model.visible.remove(&id);
-                model.delivered.insert(id);
-            }
-        }
-        self.floor.advance(&pass, left);
-    }
-
-    fn page(&mut self, model: &Model, limit: usize) {
-        let Some((pass, seen)) = &mut self.pass else { return };
-        if !pass.more() {
-            return;
-        }
-        let rows: Vec<i64> = model.visible.range(pass.next_page() + 1..).take(limit).copied().collect();
-        pass.page(rows.last().copied(), rows.len() == limit);
-        seen.extend(rows);
-    }
-}
-
-fn apply(model: &mut Model, relay: &mut Relay, step: &Step) {
-    let nth = |model: &Model, place: usize| {
-        let count = model.open.len();
-        (count > 0).then(|| *model.open.keys().nth(place % count).unwrap())
-    };
-    match *step {
-        Step::Begin(rows) => {
-            model.serial += 1;
-            let ids = (0..i64::from(rows)).map(|row| model.sequence + row + 1).collect();
-            model.sequence += i64::from(rows);
-            model.open.insert(model.serial, ids);
-        }
-        Step::Write(place) => {
-            if let Some(transaction) = nth(model, place) {
-                model.sequence += 1;
-                model.open.get_mut(&transaction).unwrap().insert(model.sequence);
-            }
-        }
-        Step::Commit(place) => {
-            if let Some(ids) = nth(model, place).and_then(|transaction| model.open.remove(&transaction)) {
-                model.committed.extend(&ids);
-                model.visible.extend(ids);
-            }
-        }
-        Step::RollBack(place) => {
-            if let Some(transaction) = nth(model, place) {
-                model.open.remove(&transaction);
-            }
-        }
-        Step::ReadSequence => relay.high = Some(model.sequence),
-        Step::ReadLocks => {
-            if let Some(high) = relay.high.take() {
-                relay.rounds.observe(high, model.lock_holders());
-            }
-        }
-        Step::BeginPass => {
-            relay.pass = Some((Pass::begin(relay.floor.get(), relay.rounds.proven()), Vec::new()))
-        }
-        Step::Page(limit) => relay.page(model, usize::from(limit)),
-        Step::EndPass(keep_every) => relay.end_pass(model, keep_every),
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
-
-    /// In every order of commits and looks: nothing that is still to come or to deliver is at or below the floor, and in the end, without any
-    /// look from 0, all that was committed is delivered and the floor is at the top.
-    #[test]
-    fn nothing_is_ever_skipped(steps in proptest::collection::vec(step(), 1..120)) {
-        let (mut model, mut relay) = (Model::default(), Relay::new());
-        for step in &steps {
-            apply(&mut model, &mut relay, step);
-            let lowest = model.outstanding().min();
-            prop_assert!(lowest.is_none_or(|id| id > relay.floor.get()), "{lowest:?} is below {:?} after {step:?}", relay.floor);
-        }
-        while !model.open.is_empty() {
-            apply(&mut model, &mut relay, &Step::Commit(0));
-        }
-        relay.end_pass(&mut model, 0);
-        for _ in 0..2 {
-            for step in [Step::ReadSequence, Step::ReadLocks, Step::BeginPass, Step::Page(255), Step::EndPass(0)] {
-                apply(&mut model, &mut relay, &step);
-            }
-        }
-        prop_assert_eq!(&model.delivered, &model.committed);
-        prop_assert_eq!(relay.floor.get(), model.sequence);
-    }
+#[test]
+fn a_pass_confirms_once_nothing_is_left_up_to_the_proofs_last_id() {
+    let rounds = after(&[(1, 7, &[]), (2, 20, &[])]);
+    let mut pass = Pass::begin(0, rounds.proven());
+    let proof = rounds.proven().complete;
+    pass.page(Some(10), true);
+    assert_eq!(pass.confirms(None), None, "there may be rows up to 20");
+    pass.page(Some(20), true);
+    assert!(!pass.more() && !pass.saw_the_end(), "more rows come, but they are the next pass's");
+    assert_eq!((pass.confirms(Some(20)), pass.confirms(Some(21)), pass.confirms(None)), (None, proof, proof));
+    let mut short = Pass::begin(0, rounds.proven());
+    short.page(Some(3), false);
+    assert_eq!((short.confirms(Some(3)), short.confirms(None)), (None, proof));
+    let mut nothing = Pass::begin(0, ids(100));
+    nothing.page(None, false);
+    assert_eq!(nothing.confirms(None), None);
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::relay::floor::{Floor, Pass};
+use crate::relay::floor::{Floor, Pass, Proof, Proven};
 use crate::relay::lanes::Lanes;
 use crate::relay::rows::RowKey;
 
@@ -66,8 +66,8 @@ impl Course {
         self.soon = true;
     }
 
-    /// Begins a walk if one is needed and none is under way. `proven` is the floor's proof.
-    pub(super) fn begin(&mut self, now: Instant, proven: i64, lanes: &mut Lanes) {
+    /// Begins a walk if one is needed and none is under way. `proven` is what rounds have proven by now.
+    pub(super) fn begin(&mut self, now: Instant, proven: Proven, lanes: &mut Lanes) {
         if self.walk.is_some() {
             // It may have passed what has opened since: the reason stays for the next one.
             return;
@@ -137,25 +137,36 @@ impl Course {
     }
 
     /// A page of the walk has been dealt with, which took `spent`; `skipped`: some of its rows were left lying. Ends the walk if that was
-    /// all of it.
-    pub(super) fn walked(&mut self, skipped: bool, spent: Duration, now: Instant, lanes: &mut Lanes) {
-        let Some(mut walk) = self.walk.take() else { return };
+    /// all of it. Returns what the walk has confirmed by now.
+    pub(super) fn walked(
+        &mut self,
+        skipped: bool,
+        spent: Duration,
+        now: Instant,
+        lanes: &mut Lanes,
+    ) -> Option<Proof> {
+        let mut walk = self.walk.take()?;
         walk.skipped |= skipped;
         walk.spent += spent;
+        let lowest_left = walk.left.first().map(|key| key.id);
+        let confirmed = walk.pass.confirms(lowest_left);
         if walk.pass.more() {
             if walk.whole || lanes.is_due(now) {
                 self.walk = Some(walk);
             }
-            return;
+            return confirmed;
         }
-        self.floor.advance(&walk.pass, walk.left.first().map(|key| key.id));
-        lanes.open_unused(walk.begun);
+        self.floor.advance(&walk.pass, lowest_left);
+        if walk.pass.saw_the_end() {
+            lanes.open_unused(walk.begun);
+        }
         if walk.from == 0 {
             self.belt_at = now + BELT;
         }
         // A walk reads everything that is left lying again: it may take a tenth of the time.
         self.sweep_at = now + SWEEP.max(walk.spent * 10);
         self.tail = walk.skipped.then(|| self.tail.unwrap_or(0).max(walk.last_seen));
+        confirmed
     }
 }
 

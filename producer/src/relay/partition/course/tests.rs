@@ -3,6 +3,11 @@ use crate::relay::pg_time::PgTime;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// What rounds have proven of the floor alone.
+fn ids(ids: i64) -> Proven {
+    Proven { ids, ..Proven::default() }
+}
+
 fn keys(ids: std::ops::RangeInclusive<i64>) -> Vec<RowKey> {
     ids.map(|id| RowKey { id, emitted_at: PgTime(0), segment: 0 }).collect()
 }
@@ -18,7 +23,7 @@ fn closed(now: Instant) -> Lanes {
 /// A course that has read rows 1 to 10 and left some of them lying.
 fn behind(now: Instant, lanes: &mut Lanes) -> Course {
     let mut course = Course::new(now);
-    course.begin(now, 10, lanes);
+    course.begin(now, ids(10), lanes);
     course.read(Part::Walk, keys(1..=10), false);
     course.walked(true, Duration::ZERO, now, lanes);
     assert_eq!((course.next(Part::Walk), course.next(Part::Tail)), (None, Some(10)));
@@ -29,7 +34,7 @@ fn behind(now: Instant, lanes: &mut Lanes) -> Course {
 fn when_nothing_is_left_lying_each_look_starts_at_the_floor() {
     let now = Instant::now();
     let (mut course, mut lanes) = (Course::new(now), Lanes::new(SECOND, SECOND));
-    course.begin(now, 7, &mut lanes);
+    course.begin(now, ids(7), &mut lanes);
     course.read(Part::Walk, keys(1..=5), true);
     course.walked(false, Duration::ZERO, now, &mut lanes);
     assert_eq!((course.next(Part::Walk), course.next(Part::Tail)), (Some(5), None));
@@ -38,7 +43,7 @@ fn when_nothing_is_left_lying_each_look_starts_at_the_floor() {
     course.gone(&keys(7..=9));
     course.walked(false, Duration::ZERO, now, &mut lanes);
     assert!(!course.is_walking());
-    course.begin(now, 9, &mut lanes);
+    course.begin(now, ids(9), &mut lanes);
     assert_eq!((course.next(Part::Walk), course.next(Part::Tail)), (Some(5), None), "row 6 is still there");
 }
 
@@ -49,7 +54,7 @@ fn pages_of_a_walk_and_of_what_is_new_take_turns() {
     let mut lanes = closed(now);
     let mut course = behind(now, &mut lanes);
     let later = now + SECOND;
-    course.begin(later, 10, &mut lanes);
+    course.begin(later, ids(10), &mut lanes);
     for page in 0..100 {
         let (old, new) = (page * 10, 1_000 + page);
         assert_eq!(course.next(Part::Walk), Some(old));
@@ -58,7 +63,7 @@ fn pages_of_a_walk_and_of_what_is_new_take_turns() {
         assert!(course.next(Part::Tail).is_some(), "page {page}");
         course.read(Part::Tail, keys(new..=new), false);
         assert_eq!(course.next(Part::Tail), Some(new));
-        course.begin(later, 10, &mut lanes);
+        course.begin(later, ids(10), &mut lanes);
     }
     course.read(Part::Walk, keys(1_001..=1_099), false);
     course.walked(true, 3 * SECOND, later, &mut lanes);
@@ -73,10 +78,10 @@ fn a_due_attempt_reads_no_further_than_it_needs() {
     let mut lanes = closed(now);
     let mut course = behind(now, &mut lanes);
     course.sweep_at = now + 100 * SECOND;
-    course.begin(now, 10, &mut lanes);
+    course.begin(now, ids(10), &mut lanes);
     assert!(!course.is_walking(), "nothing is due");
     let later = now + SECOND;
-    course.begin(later, 10, &mut lanes);
+    course.begin(later, ids(10), &mut lanes);
     course.read(Part::Walk, keys(1..=2), true);
     course.walked(true, Duration::ZERO, later, &mut lanes);
     assert_eq!(course.next(Part::Walk), Some(2), "its rows lie further behind");
@@ -93,7 +98,7 @@ fn an_attempt_for_which_there_is_no_row_opens_its_partition() {
     let mut lanes = closed(now);
     let mut course = behind(now, &mut lanes);
     course.sweep_at = now + 100 * SECOND;
-    course.begin(now + SECOND, 10, &mut lanes);
+    course.begin(now + SECOND, ids(10), &mut lanes);
     course.read(Part::Walk, Vec::new(), false);
     course.walked(false, Duration::ZERO, now + SECOND, &mut lanes);
     assert!(!lanes.is_failing());
@@ -108,7 +113,7 @@ fn a_reason_that_comes_up_during_a_walk_begins_another() {
         let mut lanes = closed(now);
         let mut course = behind(now, &mut lanes);
         let later = now + SECOND;
-        course.begin(later, 10, &mut lanes);
+        course.begin(later, ids(10), &mut lanes);
         course.read(Part::Walk, keys(1..=5), true);
         course.walked(true, Duration::ZERO, later, &mut lanes);
         if again {
@@ -117,12 +122,12 @@ fn a_reason_that_comes_up_during_a_walk_begins_another() {
             assert!(lanes.admit(0, later));
             lanes.delivered(0);
         }
-        course.begin(later, 10, &mut lanes);
+        course.begin(later, ids(10), &mut lanes);
         assert_eq!(course.next(Part::Walk), Some(5), "it goes on where it is");
         course.read(Part::Walk, keys(6..=10), false);
         course.walked(true, Duration::ZERO, later, &mut lanes);
         assert!(!course.is_walking());
-        course.begin(later, 10, &mut lanes);
+        course.begin(later, ids(10), &mut lanes);
         assert_eq!(course.next(Part::Walk), Some(0));
         assert!(course.walk.as_ref().is_some_and(|walk| walk.whole));
     }
@@ -134,12 +139,12 @@ fn a_walk_that_takes_longer_than_the_belt_comes_to_its_end() {
     let mut lanes = closed(now);
     let mut course = behind(now, &mut lanes);
     let (belt, end) = (now + BELT, now + 10 * BELT);
-    course.floor.advance(&Pass::begin(0, 5), None);
-    course.begin(belt, 10, &mut lanes);
+    course.floor.advance(&Pass::begin(0, ids(5)), None);
+    course.begin(belt, ids(10), &mut lanes);
     assert_eq!(course.next(Part::Walk), Some(0), "from 0, whatever the floor is");
     course.read(Part::Walk, keys(1..=5), true);
     course.walked(true, BELT, end, &mut lanes);
-    course.begin(end, 10, &mut lanes);
+    course.begin(end, ids(10), &mut lanes);
     assert_eq!(course.next(Part::Walk), Some(5));
     course.read(Part::Walk, keys(6..=10), false);
     course.walked(true, BELT, end, &mut lanes);

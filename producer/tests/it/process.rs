@@ -1,0 +1,51 @@
+//! The relay as a process of its own, which can be killed and frozen.
+
+use std::process::{Child, Command, Stdio};
+
+use usage_devstack::testing;
+
+use crate::support::{KEY, KEY_ID, SOURCE, Source, Topic};
+
+/// The program, as its own process, so that it can be killed.
+pub struct Process(Child);
+
+impl Process {
+    pub fn start(source: &Source, topic: &Topic, instance: &str, lease: &str) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
+            .args(["--set", "telemetry.listen=127.0.0.1:0", "--set", &format!("relay.instance={instance}")])
+            .args(["--set", &format!("relay.lease={lease}"), "--set", "relay.message_timeout=1s"])
+            .env("USAGE_KAFKA_BROKERS", testing::kafka_brokers())
+            .env("USAGE_KAFKA_RECORDS_TOPIC", &topic.name)
+            .env("USAGE_SOURCE_DATABASE_URL", &source.url)
+            .env("USAGE_RELAY_DEFAULT_SOURCE", SOURCE)
+            .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let signalled = Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap();
+        assert!(signalled.success());
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    pub fn terminate(&mut self) -> std::process::ExitStatus {
+        self.signal("-TERM");
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Already gone in every test that passes.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
