@@ -71,8 +71,12 @@ fn not_kept(tenant: Option<Uuid>, why: NotKept, records: u64) {
         metrics::counter!(metric_names::CONSUMER_FORWARDED_TOTAL).increment(records);
     }
     if let NotKept::Refused(reason) = why {
-        metrics::counter!(metric_names::CONSUMER_DEAD_LETTERS_TOTAL, "reason" => reason.as_str())
-            .increment(records);
+        metrics::counter!(
+            metric_names::CONSUMER_DEAD_LETTERS_TOTAL,
+            "reason" => reason.as_str(),
+            "severity" => reason.severity().as_str()
+        )
+        .increment(records);
         if matches!(reason, Reason::SchemaViolation | Reason::UnknownUsageType) {
             metrics::counter!(
                 metric_names::USAGE_SCHEMA_VALIDATION_ERRORS_TOTAL,

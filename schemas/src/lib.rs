@@ -19,7 +19,7 @@ pub mod validate;
 
 pub use marker::Marker;
 pub use quantity::{Quantity, QuantityError};
-pub use reason::Reason;
+pub use reason::{Reason, Severity};
 pub use record::{Kind, RecordRef, UsageRecord};
 pub use time::{Timestamp, TimestampError};
 pub use validate::{Bounds, Invalid};

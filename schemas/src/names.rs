@@ -8,6 +8,8 @@ pub const DEAD_LETTERS_TOPIC: &str = "usage.dead-letters.v1";
 pub const DEFAULT_PARTITIONS: i32 = 12;
 /// Consumer group of the workers.
 pub const CONSUMER_GROUP: &str = "usage-consumer";
+/// Consumer group of `usagectl dead-letters`: how far letters are settled.
+pub const DEAD_LETTERS_GROUP: &str = "usage-dead-letters";
 
 /// Header: what the value is.
 pub const HEADER_PAYLOAD_TYPE: &str = "payload-type";
@@ -29,6 +31,11 @@ pub const PAYLOAD_RECORD_JSON: &str = "usage-collector.record.v1+json";
 /// Payload type of a completeness marker.
 pub const PAYLOAD_MARKER: &str = "usage-collector.marker.v1";
 
+/// Payload type of a mark among the dead letters: letters that were replayed or discarded.
+pub const PAYLOAD_DEAD_LETTER_MARK: &str = "usage-collector.dead-letter-mark.v1";
+
+/// What every header of a dead letter's own starts with.
+pub const DLQ_PREFIX: &str = "dlq-";
 /// Headers of a dead letter, in the order they are written.
 pub const HEADER_DLQ_REASON: &str = "dlq-reason";
 pub const HEADER_DLQ_ERROR: &str = "dlq-error";

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod dead_letters;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +11,11 @@ use usage_service::config::Cli;
 use uuid::Uuid;
 
 use crate::parse;
+
+pub(crate) use dead_letters::{
+    CountBy, CountLetters, DeadLetters, DiscardLetters, LetterFilter, ListLetters, Place, ReplayLetters,
+    ShowLetters,
+};
 
 /// Operates the usage collector.
 ///
@@ -51,6 +58,9 @@ pub(crate) enum Command {
     /// The outbox in the source's database
     #[command(subcommand)]
     Outbox(Migrate),
+    /// What the consumer refused: the topic of dead letters
+    #[command(subcommand)]
+    DeadLetters(DeadLetters),
     /// Usage sources and the keys they sign with
     #[command(subcommand)]
     Source(Source),
@@ -231,6 +241,11 @@ mod tests {
             ("types add tokens --kind counter", "--unit"),
             ("keys generate", "--dir"),
             ("topic create", "topics"),
+            ("dead-letters list --reason conflct", "did you mean conflict?"),
+            ("dead-letters count --offsets 7..3", "--offsets"),
+            ("dead-letters show 3", "P:OFFSET"),
+            ("dead-letters replay --rate 0", "--rate"),
+            ("dead-letters replay --max-attempts 0", "--max-attempts"),
         ] {
             let text = refused(line);
             assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod dead_letters;
 mod keys;
 mod migrate;
 mod source;
@@ -26,6 +27,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Control(Migrate::Migrate) => migrate::control(&config).await,
         Command::Storage(Migrate::Migrate) => migrate::storage(&config).await,
         Command::Outbox(Migrate::Migrate) => migrate::outbox(&config).await,
+        Command::DeadLetters(command) => dead_letters::run(&config, command).await,
         Command::Source(Source::Add(options)) => source::add(&config, options).await,
         Command::Source(Source::List(options)) => source::list(&config, &options).await,
         Command::Types(Types::Add(options)) => types::add(&config, options).await,

@@ -25,6 +25,7 @@ pub(crate) struct WrongInput {
 }
 
 fn main() -> ExitCode {
+    usage_service::fail_points::arm();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

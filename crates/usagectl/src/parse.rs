@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use secrecy::SecretSlice;
 use usage_access::{Scope, Scopes};
-use usage_schemas::Timestamp;
+use usage_schemas::{Reason, Timestamp};
 use uuid::Uuid;
 
 pub(crate) fn name(text: &str) -> Result<String, String> {
@@ -28,6 +28,14 @@ pub(crate) fn scopes(text: &str) -> Result<Scopes, String> {
         scopes = scopes.with(scope);
     }
     Ok(scopes)
+}
+
+pub(crate) fn reason(word: &str) -> Result<Reason, String> {
+    Reason::parse(word).ok_or_else(|| {
+        let distance = |reason: &&Reason| strsim::damerau_levenshtein(reason.as_str(), word);
+        let nearest = Reason::ALL.iter().min_by_key(distance);
+        nearest.map_or_else(String::new, |nearest| format!("no such reason: did you mean {nearest}?"))
+    })
 }
 
 pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
