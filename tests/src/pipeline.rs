@@ -124,14 +124,16 @@ impl Pipeline {
         source::migrate(&self.source).await
     }
 
+    /// usagectl with the addresses of this pipeline.
+    pub fn usagectl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.bins.join("usagectl"));
+        command.args(arguments).envs(&self.env).current_dir(self.dir.path());
+        command
+    }
+
     /// Runs usagectl on this pipeline; returns what it printed.
     pub fn usagectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let output = Command::new(self.bins.join("usagectl"))
-            .args(arguments)
-            .envs(&self.env)
-            .current_dir(self.dir.path())
-            .output()
-            .context("can't run usagectl")?;
+        let output = self.usagectl_command(arguments).output().context("can't run usagectl")?;
         if !output.status.success() {
             bail!("usagectl {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr));
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
+use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use usage_devstack::testing;
@@ -123,6 +123,32 @@ pub async fn write(
     record.partition = partition;
     record.key = key;
     record.payload = value;
+    producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    Ok(())
+}
+
+/// Writes a message onto another topic, byte for byte with all its headers, as any producer could.
+pub async fn copy(from: (&str, i32, i64), to: (&str, i32)) -> anyhow::Result<()> {
+    let (topic, partition, offset) = from;
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", testing::kafka_brokers())
+        .set("group.id", "usage-tests-reader")
+        .set("enable.auto.commit", "false")
+        .create()?;
+    let mut assignment = TopicPartitionList::new();
+    assignment.add_partition_offset(topic, partition, Offset::Offset(offset))?;
+    consumer.assign(&assignment)?;
+    let message =
+        consumer.poll(TIMEOUT).with_context(|| format!("{topic} {partition}:{offset} is not there"))??;
+    if message.offset() != offset {
+        bail!("{topic} {partition}:{offset} is not there");
+    }
+    let producer: FutureProducer =
+        ClientConfig::new().set("bootstrap.servers", testing::kafka_brokers()).set("acks", "all").create()?;
+    let mut record = FutureRecord::<[u8], [u8]>::to(to.0).partition(to.1);
+    record.key = message.key();
+    record.payload = message.payload();
+    record.headers = message.headers().map(BorrowedHeaders::detach);
     producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
     Ok(())
 }

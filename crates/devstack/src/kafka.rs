@@ -120,6 +120,11 @@ impl Kafka {
         tool(&self.home, class)
     }
 
+    /// The same for a broker that another process started.
+    pub fn installed_tool(class: &str) -> Result<Command> {
+        tool(&install::home()?, class)
+    }
+
     /// Kills it at once.
     pub fn kill9(&mut self) {
         self.server.kill9();

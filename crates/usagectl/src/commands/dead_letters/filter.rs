@@ -8,7 +8,7 @@ use crate::arguments::{LetterFilter, Place};
 
 impl LetterFilter {
     /// What clap can't see.
-    pub fn check(&self) -> Result<(), WrongInput> {
+    pub(super) fn check(&self) -> Result<(), WrongInput> {
         match (self.from, self.to) {
             (Some(from), Some(to)) if from >= to => {
                 Err(WrongInput { argument: "--to", detail: "must be later than --from".into() })
@@ -18,18 +18,18 @@ impl LetterFilter {
     }
 
     /// True if it asks for nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// True if letters of this partition may fit.
-    pub fn has_partition(&self, partition: i32) -> bool {
+    pub(super) fn has_partition(&self, partition: i32) -> bool {
         let named =
             self.offsets.iter().any(|offsets| offsets.partition.is_none_or(|found| found == partition));
         any(&self.partition, |wanted| *wanted == partition) && (self.offsets.is_empty() || named)
     }
 
-    pub fn fits(&self, letter: &Letter) -> bool {
+    pub(super) fn fits(&self, letter: &Letter) -> bool {
         let Place { partition, offset } = letter.message.place;
         let at = letter.origin.timestamp.saturating_mul(1_000);
         let is = |claim: &Option<String>, wanted: &String| claim.as_ref() == Some(wanted);

@@ -43,26 +43,40 @@ impl Mark {
     }
 }
 
-/// All marks that count.
+/// What the marks say of letters.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    settled: HashMap<Origin, Settled>,
+    marked: HashMap<Origin, Marked>,
+}
+
+/// The last mark of a letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Marked {
+    Replayed,
+    Discarded,
+    /// Replayed, but the group's offset was moved since then: where that lies before the letter, it is open again.
+    ReplayedBeforeMove,
 }
 
 impl Marks {
     /// Marks of one letter come in the order of their offsets; the last one counts. `void_before`: replays that were marked at lower
-    /// offsets do not count, because the group's offset was moved since then. What was discarded stays so.
+    /// offsets are from before the group's offset was moved. What was discarded before then stays so.
     pub fn add(&mut self, mark: Mark, void_before: i64) {
-        if mark.settled == Settled::Replayed && mark.place.offset < void_before {
-            return;
-        }
+        let marked = match mark.settled {
+            Settled::Discarded => Marked::Discarded,
+            Settled::Replayed if mark.place.offset < void_before => Marked::ReplayedBeforeMove,
+            Settled::Replayed => Marked::Replayed,
+        };
         for letter in mark.letters {
-            self.settled.insert(letter, mark.settled);
+            let known = self.marked.entry(letter).or_insert(marked);
+            if marked != Marked::ReplayedBeforeMove || *known != Marked::Discarded {
+                *known = marked;
+            }
         }
     }
 
-    pub fn of(&self, origin: &Origin) -> Option<Settled> {
-        self.settled.get(origin).copied()
+    pub fn of(&self, origin: &Origin) -> Option<Marked> {
+        self.marked.get(origin).copied()
     }
 }
 
@@ -91,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn replays_before_a_reset_do_not_count_but_discards_do() {
+    fn the_last_mark_counts_but_a_replay_before_a_move_undoes_no_discard() {
         let mut marks = Marks::default();
         marks.add(mark(10, Settled::Replayed, &[1, 2]), 20);
         marks.add(mark(11, Settled::Discarded, &[3]), 20);
@@ -99,8 +113,8 @@ mod tests {
         marks.add(mark(20, Settled::Replayed, &[2, 4]), 20);
         marks.add(mark(21, Settled::Discarded, &[4]), 20);
         let of = |offset| marks.of(&origin(offset));
-        assert_eq!([of(1), of(2)], [None, Some(Settled::Replayed)]);
-        assert_eq!([of(3), of(4)], [Some(Settled::Discarded); 2]);
+        assert_eq!([of(1), of(2)], [Some(Marked::ReplayedBeforeMove), Some(Marked::Replayed)]);
+        assert_eq!([of(3), of(4), of(5)], [Some(Marked::Discarded), Some(Marked::Discarded), None]);
     }
 
     #[test]
@@ -113,6 +127,6 @@ mod tests {
         for other in [other_partition, topic_made_anew, other_topic] {
             assert_eq!(marks.of(&other), None, "{other:?}");
         }
-        assert_eq!(marks.of(&origin(7)), Some(Settled::Replayed));
+        assert_eq!(marks.of(&origin(7)), Some(Marked::Replayed));
     }
 }

@@ -58,7 +58,7 @@ impl Outbound {
         });
         let results = self.runtime.block_on(join_all(sends));
         let results = results.into_iter().map(|result| match result {
-            Ok(()) => Ok(Ok(())),
+            Ok(_) => Ok(Ok(())),
             Err(error) => match error.rdkafka_error_code() {
                 Some(code) if is_final(code) => Ok(Err(code)),
                 _ => Err(error),
@@ -67,8 +67,8 @@ impl Outbound {
         results.collect::<Result<_, _>>().with_context(|| format!("Kafka does not take messages for {topic}"))
     }
 
-    /// Marks letters of one partition.
-    pub fn mark(&self, settled: Settled, partition: i32, letters: &[&Letter]) -> anyhow::Result<()> {
+    /// Marks letters of one partition; gives the mark's offset.
+    pub fn mark(&self, settled: Settled, partition: i32, letters: &[&Letter]) -> anyhow::Result<i64> {
         let origins = letters.iter().map(|letter| letter.origin.clone()).collect();
         let value = Mark::encode(settled, origins);
         let payload_type =
@@ -85,13 +85,14 @@ impl Outbound {
         sent.with_context(|| format!("Kafka does not take marks for {}", self.dead_letters_topic))
     }
 
-    async fn send<K, V>(&self, record: FutureRecord<'_, K, V>) -> Result<(), KafkaError>
+    /// Gives the offset.
+    async fn send<K, V>(&self, record: FutureRecord<'_, K, V>) -> Result<i64, KafkaError>
     where
         K: rdkafka::message::ToBytes + ?Sized,
         V: rdkafka::message::ToBytes + ?Sized,
     {
         let within = std::time::Duration::from_secs(60);
-        self.producer.send(record, within).await.map(|_| ()).map_err(|(error, _)| error)
+        self.producer.send(record, within).await.map(|delivery| delivery.offset).map_err(|(error, _)| error)
     }
 }
 

@@ -4,7 +4,7 @@
 //! Killed before the marks, a window is carried out again: a record that was replayed twice has one identity. Killed before
 //! the offset, the marks say what is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -70,10 +70,7 @@ pub(super) fn run(
     work.take_over_moved_offsets()?;
     survey.each(|met, partition, next| work.meet(met, partition, next))?;
     work.flush()?;
-    for (partition, end) in survey.ends() {
-        work.frontier(partition).seen(end);
-    }
-    work.advance()?;
+    work.finish()?;
     Ok(work.tally)
 }
 
@@ -84,6 +81,8 @@ struct Work<'a> {
     frontiers: BTreeMap<i32, Frontier>,
     /// As we know them to be.
     committed: BTreeMap<i32, Committed>,
+    /// Offsets of the marks that were written.
+    marks: BTreeMap<i32, BTreeSet<i64>>,
     window: Vec<Letter>,
     window_bytes: usize,
     begun: Instant,
@@ -100,6 +99,7 @@ impl<'a> Work<'a> {
             outbound,
             frontiers: frontiers.collect(),
             committed: survey.committed.clone(),
+            marks: BTreeMap::new(),
             window: Vec::new(),
             window_bytes: 0,
             begun: Instant::now(),
@@ -205,12 +205,24 @@ impl<'a> Work<'a> {
             }
         }
         for (partition, letters) in by_partition {
-            outbound.mark(settled, partition, &letters)?;
+            let offset = outbound.mark(settled, partition, &letters)?;
+            self.marks.entry(partition).or_default().insert(offset);
         }
         fail_point!("dead_letters.marked");
         self.advance()?;
         self.rest();
         Ok(())
+    }
+
+    /// Everything was met. Marks of this run right behind the end are nothing to read again, so that a group without open letters has
+    /// no lag.
+    fn finish(&mut self) -> anyhow::Result<()> {
+        for (partition, end) in self.survey.ends() {
+            let marks = self.marks.remove(&partition).unwrap_or_default();
+            let own = (end..).find(|offset| !marks.contains(offset)).unwrap_or(end);
+            self.frontier(partition).seen(own);
+        }
+        self.advance()
     }
 
     /// Moves the group's offsets as far as everything is settled.
@@ -245,6 +257,10 @@ impl<'a> Work<'a> {
     }
 
     /// Waits until what is done fits the rate.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the rate is time itself, and the thread is one for blocking work"
+    )]
     fn rest(&self) {
         let Some(rate) = self.options.rate else { return };
         let nanos = u128::from(self.tally.total()) * 1_000_000_000 / u128::from(rate);

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use usage_schemas::codec::Decoder;
 
 use super::letter::{self, Content, Letter, Origin};
-use super::mark::{Marks, Settled};
+use super::mark::{Marked, Marks};
 use super::message::Message;
 use super::position::{Committed, Start};
 use super::topic::{Span, Topic};
@@ -116,13 +116,13 @@ impl Survey {
 
     pub fn state(&self, letter: &Letter) -> State {
         let place = letter.message.place;
+        let passed = self.starts.get(&place.partition).is_some_and(|start| place.offset < start.offset);
         match self.marks.of(&letter.origin) {
-            Some(Settled::Replayed) => State::Replayed,
-            Some(Settled::Discarded) => State::Discarded,
-            None if self.starts.get(&place.partition).is_some_and(|start| place.offset < start.offset) => {
-                State::Passed
-            }
-            None => State::Open,
+            Some(Marked::Discarded) => State::Discarded,
+            Some(Marked::Replayed) => State::Replayed,
+            Some(Marked::ReplayedBeforeMove) if passed => State::Replayed,
+            None if passed => State::Passed,
+            Some(Marked::ReplayedBeforeMove) | None => State::Open,
         }
     }
 

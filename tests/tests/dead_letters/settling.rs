@@ -1,0 +1,123 @@
+//! What is open, replayed and discarded, with letters that the test writes itself.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use usage_tests::topic;
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_that_a_recovery_wrote_twice_counts_once() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    for offset in [1, 2, 1, 2, 3] {
+        write_letter(&pipeline, offset, "conflict", &[]).await?;
+    }
+    // The same offset of a topic that was made anew.
+    write_letter(&pipeline, 1, "conflict", &[("dlq-timestamp", "1700000000001")]).await?;
+    assert_eq!(open(&pipeline, &[])?, 4);
+    assert_eq!(ask(&pipeline, &["list"])?.as_array().map(Vec::len), Some(4));
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 4);
+    assert_eq!(replayed(&pipeline)?, [1, 2, 3, 1]);
+    // The worker that died long ago comes back and writes its batch's letters again: they are settled.
+    for offset in [1, 2, 3] {
+        write_letter(&pipeline, offset, "conflict", &[]).await?;
+    }
+    assert_eq!(open(&pipeline, &[])?, 0);
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_settle_some_and_leave_the_others_open() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    for offset in 0..6 {
+        let reason = if offset % 2 == 0 { "too_old" } else { "unknown_source" };
+        let at = (1_700_000_000_000_i64 + offset).to_string();
+        write_letter(&pipeline, offset, reason, &[("dlq-timestamp", &at)]).await?;
+    }
+    let dry = ask(&pipeline, &["discard", "--reason", "too_old", "--dry-run"])?;
+    assert_eq!((settled(&dry), open(&pipeline, &[])?), (3, 6));
+    let discarded = ask(&pipeline, &["discard", "--reason", "too_old", "--offsets", "0:2.."])?;
+    assert_eq!((settled(&discarded), discarded["others"].as_u64()), (2, Some(4)));
+    assert_eq!(open(&pipeline, &[])?, 4);
+    // dlq-timestamp 1 to 3, the last one excluded.
+    let range = ["--from", "2023-11-14T22:13:20.001Z", "--to", "2023-11-14T22:13:20.003Z"];
+    assert_eq!(open(&pipeline, &range)?, 1);
+    let replay: Vec<&str> = ["replay"].iter().chain(&range).copied().collect();
+    assert_eq!(settled(&ask(&pipeline, &replay)?), 1);
+    assert_eq!(states(&pipeline)?, ["open", "replayed", "discarded", "open", "discarded", "open"]);
+    // A replay of everything takes what is open and nothing else.
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 3);
+    assert_eq!(replayed(&pipeline)?, [1, 0, 3, 5]);
+    assert_eq!(settled(&ask(&pipeline, &["replay", "--again", "--offsets", "2..3"])?), 1);
+    assert_eq!(replayed(&pipeline)?, [1, 0, 3, 5, 2]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_keeps_key_value_and_headers() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    let more = [("dlq-attempt", "4"), ("traceparent", "00-1-2-03"), ("x", "1"), ("dlq-later", "?")];
+    write_letter(&pipeline, 8, "storage_refused", &more).await?;
+    write_letter(&pipeline, 9, "storage_refused", &[("dlq-attempt", "5")]).await?;
+    write_letter(&pipeline, 10, "bad_signature", &[("payload-type", "usage-collector.marker.v1")]).await?;
+    let tally = ask(&pipeline, &["replay"])?;
+    assert_eq!((settled(&tally), tally["exhausted"].as_u64()), (1, Some(1)));
+    assert_eq!(tally["unreplayable"].as_object().map(serde_json::Map::len), Some(1), "{tally}");
+    let records = topic::read_all(pipeline.records_topic())?;
+    assert_eq!(records.len(), 1);
+    assert_eq!(records[0].key.as_deref(), Some(b"key".as_slice()));
+    assert_eq!(records[0].value.as_deref(), Some([0xff, 0, b'8'].as_slice()));
+    let headers: Vec<(&str, &str)> =
+        records[0].headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let expected = [
+        ("dlq-attempt", "5"),
+        ("payload-type", "usage-collector.record.v1"),
+        ("traceparent", "00-1-2-03"),
+        ("usage-source", "mail"),
+        ("x", "1"),
+    ];
+    assert_eq!(headers, expected);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_moves_the_offsets_meanwhile_is_not_overruled() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    for offset in 0..4 {
+        write_letter(&pipeline, offset, "conflict", &[]).await?;
+    }
+    // Two letters, then it freezes; another replay does all; then it goes on.
+    let mut first = pipeline
+        .usagectl_command(&["dead-letters", "replay", "--rate", "2"])
+        .env("USAGE_FAIL_POINT", "dead_letters.marked=stop@1")
+        .stderr(std::process::Stdio::piped())
+        .spawn()?;
+    let pid = Pid::from_raw(i32::try_from(first.id())?);
+    await_stop(pid).await?;
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 2);
+    kill(pid, Signal::SIGCONT)?;
+    assert_eq!(first.wait()?.code(), Some(1));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut first.stderr.take().expect("it is piped"), &mut said)?;
+    assert!(said.contains("somebody else moved the offsets"), "{said}");
+    assert_eq!((open(&pipeline, &[])?, replayed(&pipeline)?.len()), (0, 4));
+    Ok(())
+}
+
+async fn await_stop(pid: Pid) -> anyhow::Result<()> {
+    let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match waitid(nix::sys::wait::Id::Pid(pid), flags)? {
+            WaitStatus::Stopped(..) => return Ok(()),
+            WaitStatus::StillAlive if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => anyhow::bail!("it did not freeze: {other:?}"),
+        }
+    }
+}
