@@ -85,11 +85,7 @@ async fn a_plan_that_was_stored_already_changes_nothing() {
 async fn a_plan_that_does_not_fit_stops_its_partition_and_no_other() {
     logs();
     let pipeline = Pipeline::start(2).await;
-    let tenant_of = |partition: i32| {
-        let of = |tenant: &Uuid| usage_schemas::partition::partition_of(*tenant, 2) == partition;
-        std::iter::repeat_with(Uuid::new_v4).find(of).expect("there is no end")
-    };
-    let (stopped, running) = (tenant_of(0), tenant_of(1));
+    let (stopped, running) = (pipeline.tenant_of(0), pipeline.tenant_of(1));
     let sent = records(&pipeline, stopped, 0..10);
     pipeline.send_records(&sent).await;
     let mut damaged = plan(3, &sent, &[]);

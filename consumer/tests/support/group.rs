@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use super::{Message, Pipeline, WITHIN, eventually};
+use super::{Message, Pipeline, WITHIN, create_topics, eventually};
 
 impl Pipeline {
     /// Committed offset and metadata of a partition.
@@ -63,6 +65,27 @@ impl Pipeline {
             offsets.push(self.committed(partition).await.map_or(-1, |(offset, _)| offset));
         }
         offsets
+    }
+
+    /// Runs Kafka's own `kafka-consumer-groups` on the group.
+    pub async fn group_tool(&self, arguments: &[&str]) {
+        let class = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand";
+        let mut command = usage_devstack::testing::kafka_tool(class).expect("kafka's tools are installed");
+        command.args(["--bootstrap-server", &self.brokers, "--group", &self.group]).args(arguments);
+        let output =
+            tokio::task::spawn_blocking(move || command.output()).await.expect("no panic").expect("it runs");
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !text.contains("Error"), "{text}");
+    }
+
+    /// Deletes the topic of records and makes it again.
+    pub async fn make_anew(&self) {
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("an admin client");
+        let deleted = admin.delete_topics(&[&self.topic], &AdminOptions::new()).await.expect("kafka answers");
+        deleted.into_iter().for_each(|result| drop(result.expect("the topic is deleted")));
+        create_topics(&self.brokers, &[&self.topic], self.partitions).await;
     }
 
     /// Commits for the group while none of its members lives, as an operator or a dead worker did.

@@ -43,21 +43,6 @@ impl Process {
         std::fs::remove_file(&self.log).expect("the log is there");
     }
 
-    /// Waits until it has ended itself at its fail point.
-    pub async fn died(mut self) {
-        let deadline = Instant::now() + WITHIN;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it can be asked") {
-                let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-                assert_eq!(signal, Some(9), "{status}: see {}", self.log.display());
-                break;
-            }
-            assert!(Instant::now() < deadline, "it never came to its point: see {}", self.log.display());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        std::fs::remove_file(&self.log).expect("the log is there");
-    }
-
     /// Waits until it has frozen itself at its fail point.
     pub async fn froze(&self) {
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -67,6 +52,14 @@ impl Process {
         };
         eventually(&format!("it freezes at its point: see {}", self.log.display()), || async { stopped() })
             .await;
+    }
+
+    /// Greatest resident memory so far.
+    pub fn peak_bytes(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it lives");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("linux says it");
+        let kib: usize = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+        kib * 1_024
     }
 
     /// Greatest resident memory and processor time so far.
@@ -126,16 +119,38 @@ impl Process {
 
     /// Waits for the clean end that it was asked for.
     pub async fn stopped(mut self) {
-        let asked = Instant::now();
+        let status = self.ended(Duration::from_secs(11)).await;
+        assert!(status.success(), "{status}: see {}", self.log.display());
+        self.remove_log();
+    }
+
+    /// Waits until it has ended itself at its fail point.
+    pub async fn died(mut self) {
+        let status = self.ended(WITHIN).await;
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert_eq!(signal, Some(9), "{status}: see {}", self.log.display());
+        self.remove_log();
+    }
+
+    /// Waits until it has ended, in whatever way.
+    pub async fn gone(mut self) {
+        self.ended(WITHIN).await;
+        self.remove_log();
+    }
+
+    async fn ended(&mut self, within: Duration) -> std::process::ExitStatus {
+        let deadline = Instant::now() + within;
         loop {
             if let Some(status) = self.child.try_wait().expect("it can be asked") {
-                assert!(status.success(), "{status}: see {}", self.log.display());
-                break;
+                return status;
             }
-            assert!(asked.elapsed() < Duration::from_secs(11), "still runs: see {}", self.log.display());
+            assert!(Instant::now() < deadline, "it still runs: see {}", self.log.display());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Kept only when something went wrong, or on request.
+    }
+
+    /// It is kept only when something went wrong, or on request.
+    fn remove_log(&self) {
         if std::env::var_os("USAGE_TEST_KEEP_LOGS").is_none() {
             std::fs::remove_file(&self.log).expect("the log is there");
         }

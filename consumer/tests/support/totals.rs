@@ -127,6 +127,12 @@ impl Pipeline {
             .with_password("usage")
     }
 
+    /// Months that have rows.
+    pub async fn stored_months(&self) -> u64 {
+        let query = "SELECT uniqExact(toYYYYMM(timestamp)) FROM usage_records";
+        self.maintenance().query(query).fetch_one().await.expect("clickhouse answers")
+    }
+
     /// Rows of all tenants.
     pub async fn stored_rows(&self) -> u64 {
         let query = "SELECT count() FROM usage_records";

@@ -48,7 +48,8 @@ impl Workload {
     }
 
     /// Produces a slice: `new` records in two months, and among them copies of them and of earlier ones, other contents under known
-    /// identities, messages that are refused, markers, and records on a wrong partition.
+    /// identities, messages that are refused, markers, and records on a wrong partition. The slice before must be done: until then a
+    /// copy of a misplaced record could be the first of its identity.
     pub async fn send(&mut self, pipeline: &Pipeline, new: usize) {
         self.slices += 1;
         let mut messages = Vec::new();

@@ -49,6 +49,17 @@ impl TestDatabase {
         Control::connect(&SecretString::from(self.url.clone())).await.expect("the new database answers")
     }
 
+    /// Runs a statement in it.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub async fn execute(&self, sql: &str) {
+        let options: PgConnectOptions = self.url.parse().expect("a postgres url");
+        let mut connection = options.connect().await.expect("the test's Postgres server answers");
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.expect("the statement is right");
+        connection.close().await.expect("the connection ends");
+    }
+
     /// Drops the database, whoever is connected.
     ///
     /// # Panics

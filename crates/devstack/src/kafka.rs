@@ -164,7 +164,7 @@ fn java(home: &Path) -> Result<Command> {
     Ok(command)
 }
 
-fn tool(home: &Path, class: &str) -> Result<Command> {
+pub(crate) fn tool(home: &Path, class: &str) -> Result<Command> {
     let mut command = java(home)?;
     // Short runs: the second compiler would cost more than it brings.
     command.args(["-Xmx256m", "-XX:TieredStopAtLevel=1", class]);

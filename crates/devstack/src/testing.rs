@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::process::Command;
 
 fn required(name: &str) -> String {
     match env::var(name) {
@@ -17,6 +18,14 @@ fn required(name: &str) -> String {
 #[must_use]
 pub fn kafka_brokers() -> String {
     required("USAGE_KAFKA_BROKERS")
+}
+
+/// A command that runs one of Kafka's own tools, as `bin/*.sh` would, whoever started the brokers.
+///
+/// # Errors
+/// Kafka is not installed and can't be.
+pub fn kafka_tool(class: &str) -> anyhow::Result<Command> {
+    crate::kafka::tool(&crate::install::kafka::home()?, class)
 }
 
 /// ClickHouse over HTTP.
