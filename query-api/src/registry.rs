@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use usage_control::{Control, ControlError, NewUsageType, Registration, UsageType};
+use usage_service::fail_point;
 use usage_storage::PartitionCounts;
 
 use crate::shared::Remembered;
@@ -107,7 +108,9 @@ impl Catalog {
     async fn types_younger_than(&self, age: Duration) -> Result<Types, RegistryError> {
         let (registry, timeout) = (self.registry.clone(), self.timeout);
         let read = || async move {
+            fail_point!("query.types");
             let types = bounded(timeout, registry.usage_types()).await?;
+            fail_point!("query.types_read");
             Ok(Arc::new(types.into_iter().map(|found| (found.name.clone(), found)).collect()))
         };
         self.types.younger_than(age, read).await
@@ -118,7 +121,9 @@ impl Catalog {
     /// # Errors
     /// The control database does not answer or refuses.
     pub async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError> {
+        fail_point!("query.register");
         let registration = bounded(self.timeout, self.registry.register(new)).await;
+        fail_point!("query.registered");
         // Also after a failure: the answer may be what was lost.
         self.types.forget();
         registration
@@ -130,7 +135,12 @@ impl Catalog {
     /// The control database does not answer: nobody may answer questions by older counts.
     pub async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
         let (registry, timeout) = (self.registry.clone(), self.timeout);
-        let read = || async move { bounded(timeout, registry.partition_counts()).await };
+        let read = || async move {
+            fail_point!("query.counts");
+            let counts = bounded(timeout, registry.partition_counts()).await?;
+            fail_point!("query.counts_read");
+            Ok(counts)
+        };
         self.counts.younger_than(self.keep, read).await
     }
 

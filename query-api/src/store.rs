@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
+use usage_service::fail_point;
 use usage_service::metric_names::STORAGE_READ_SECONDS;
 use usage_storage::{
     AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
@@ -126,7 +127,9 @@ impl Store {
             return Err(Failure::overloaded());
         };
         let asked = Instant::now();
+        fail_point!("query.read");
         let answer = tokio::time::timeout(self.bounds.timeout, call).await;
+        fail_point!("query.answered");
         metrics::histogram!(STORAGE_READ_SECONDS, "query_type" => query_type).record(asked.elapsed());
         answer.unwrap_or(Err(StorageError::Timeout)).map_err(Failure::from)
     }

@@ -5,6 +5,7 @@ use std::io;
 use axum::body::{Body, Bytes};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tracing::Instrument as _;
+use usage_service::fail_point;
 
 use crate::failure::Failure;
 
@@ -22,6 +23,7 @@ where
         let span = span.clone();
         async move {
             let Some(state) = state else { return Ok(None) };
+            fail_point!("query.page");
             Ok::<_, Failure>(Some(step(state).instrument(span).await?))
         }
     });

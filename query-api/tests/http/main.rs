@@ -6,6 +6,7 @@ mod bounds;
 mod catalog;
 mod errors;
 mod fill;
+mod kills;
 mod memory;
 mod paging;
 mod process;

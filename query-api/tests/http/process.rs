@@ -10,13 +10,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStderr, Command};
 use usage_access::Scopes;
+use usage_service::fail_points::VARIABLE;
 use uuid::Uuid;
 
 use crate::real::Databases;
 use crate::support::{bearer, keys};
 
-struct Process {
-    child: Child,
+pub struct Process {
+    pub child: Child,
     log: tokio::io::Lines<BufReader<ChildStderr>>,
 }
 
@@ -44,13 +45,23 @@ fn command(directory: &Path, databases: &Databases) -> Command {
 
 impl Process {
     fn start(directory: &Path, databases: &Databases) -> Self {
-        let mut child = command(directory, databases).spawn().unwrap();
+        Self::armed(directory, databases, "", &[])
+    }
+
+    /// One that ends or freezes at the fail points that `points` names.
+    pub fn armed(directory: &Path, databases: &Databases, points: &str, set: &[&str]) -> Self {
+        let mut command = command(directory, databases);
+        command.env(VARIABLE, points);
+        for setting in set {
+            command.args(["--set", setting]);
+        }
+        let mut child = command.spawn().unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, log }
     }
 
     /// The address in the log line with this message.
-    async fn address(&mut self, message: &str) -> SocketAddr {
+    pub async fn address(&mut self, message: &str) -> SocketAddr {
         let found = tokio::time::timeout(Duration::from_secs(30), async {
             loop {
                 let line = self.log.next_line().await.unwrap().expect("the process ended");
