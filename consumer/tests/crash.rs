@@ -137,7 +137,7 @@ async fn assert_exact(pipeline: &Pipeline, expected: &[(Uuid, Totals)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_killed_in_the_middle_lose_and_double_nothing() {
+async fn problem_105_workers_killed_in_the_middle_lose_and_double_nothing() {
     logs();
     let pipeline = Pipeline::start(4).await;
     let (expected, messages) = load(&pipeline, 20, 600);
@@ -146,7 +146,7 @@ async fn workers_killed_in_the_middle_lose_and_double_nothing() {
     let settings = ["consumer.batch_rows=100", "consumer.batch_age=20ms", "clickhouse.flush_age=500ms"];
     let mut offsets = Vec::new();
     let mut stored = 0;
-    for part in messages.chunks(messages.len() / 6 + 1) {
+    for part in messages.chunks(messages.len() / 7 + 1) {
         offsets.extend(pipeline.send(part).await);
         let worker = Process::start(&pipeline, &settings);
         eventually("something more is stored", || async { pipeline.rows(&tenants).await > stored }).await;
@@ -161,7 +161,7 @@ async fn workers_killed_in_the_middle_lose_and_double_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_come_and_go_under_load() {
+async fn problem_41_workers_come_and_go_under_load() {
     logs();
     let pipeline = Pipeline::start(6).await;
     let (expected, messages) = load(&pipeline, 30, 400);

@@ -189,7 +189,7 @@ async fn assert_exact(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_third_call_to_storage_fails() {
+async fn problem_3_every_third_call_to_storage_fails() {
     logs();
     let pipeline = Pipeline::start(3).await;
     let tenants: Vec<Uuid> = (0..6).map(|_| Uuid::new_v4()).collect();

@@ -14,13 +14,13 @@ async fn at_work(lane: &mut Lane, visit: Visit) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_dies_while_it_decides_or_commits() {
+async fn problem_51_a_worker_dies_while_it_decides_or_commits() {
     logs();
     in_lanes(points::DECIDING, at_work).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_dies_while_it_ships() {
+async fn problem_2_a_worker_dies_while_it_ships() {
     logs();
     in_lanes(points::SHIPPING, at_work).await;
 }

@@ -35,7 +35,7 @@ async fn assert_exact(pipeline: &Pipeline, tenants: &[Uuid], each: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clickhouse_is_away_for_a_while() {
+async fn problem_42_clickhouse_is_away_for_a_while() {
     logs();
     let dir = tempfile::tempdir().unwrap();
     let mut clickhouse = ClickHouse::start(dir.path()).unwrap();

@@ -193,7 +193,7 @@ async fn a_type_is_refused_until_it_is_registered_and_known_at_once_then() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_misplaced_record_reaches_its_partition_byte_for_byte() {
+async fn problem_4_a_record_and_its_copy_on_another_partition_count_once() {
     logs();
     let pipeline = Pipeline::start(3).await;
     let tenant = Uuid::new_v4();
