@@ -12,12 +12,20 @@
 mod allowance;
 mod identifier;
 mod period;
+mod rate;
 mod retry;
 mod zone;
+
+#[cfg(feature = "http")]
+pub mod http;
 
 pub use allowance::{
     Allowance, AllowanceError, Consumed, Consumption, Counter, Exhausted, InvalidField, PeriodUse,
 };
 pub use identifier::InvalidName;
 pub use period::{OutOfCalendar, Period, Window, ZeroMonths};
+pub use rate::{
+    Algorithm, Decision, InvalidRequest, InvalidRule, OnError, Policy, Quota, RateLimiter, RateLimits,
+    Reason, Rule,
+};
 pub use zone::{UnknownZone, Zone};

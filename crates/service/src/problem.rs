@@ -34,6 +34,7 @@ problem_types! {
     PAYLOAD_TOO_LARGE PAYLOAD_TOO_LARGE "payload-too-large" "The request body is too large"
     UNSUPPORTED_MEDIA_TYPE UNSUPPORTED_MEDIA_TYPE "unsupported-media-type" "The body's media type is not supported"
     QUERY_TOO_LARGE UNPROCESSABLE_ENTITY "query-too-large" "The query is larger than allowed"
+    ALLOWANCE_EXHAUSTED TOO_MANY_REQUESTS "allowance-exhausted" "The allowance is exhausted"
     RATE_LIMITED TOO_MANY_REQUESTS "rate-limited" "Too many requests"
     INTERNAL INTERNAL_SERVER_ERROR "internal" "Internal error"
     UNAVAILABLE SERVICE_UNAVAILABLE "unavailable" "Temporarily unavailable"

@@ -1,13 +1,14 @@
 //! 64 callers and one last unit, in every isolation level, on two major versions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::Barrier;
 use usage_devstack::Postgres;
-use usage_limits::{AllowanceError, Consumption};
+use usage_limits::{AllowanceError, Consumption, Quota, RateLimits, Reason, Rule};
 
 use crate::support::{allowance, mails, number, pool, run_on, used};
 
@@ -107,7 +108,36 @@ async fn one_wins(server: &Postgres, level: &str) {
     }
     assert_eq!(used(&pool, mails("tx")).await, 1);
     assert_eq!(number(&pool, "SELECT count(*) FROM mails").await, 1, "{level}");
+    filling_up_is_exact(&pool, level).await;
     pool.close().await;
+}
+
+/// Rate limits near their capacity, with windows so long that none ends meanwhile. Half of the callers name the windows the
+/// other way around; the order of the locks is the same all the same.
+async fn filling_up_is_exact(pool: &PgPool, level: &str) {
+    let limits = RateLimits::new(pool.clone(), "rate_limits").unwrap().with_timeout(Duration::from_secs(120));
+    run_on(pool, &limits.migration_sql()).await;
+    let day = |days: u64, limit| Quota::new(limit, Duration::from_secs(days * 86_400));
+    for (name, quotas, capacity) in [
+        ("one", vec![day(366, 1)], 1),
+        ("short", vec![day(300, 40), day(366, 90)], 40),
+        ("long", vec![day(300, 90), day(366, 40)], 40),
+    ] {
+        let rules = [quotas.clone(), quotas.into_iter().rev().collect()]
+            .map(|quotas| limits.limiter(Rule::new(name, &quotas).unwrap().fail_closed()));
+        let decisions = race(pool, |_, caller| {
+            let limiter = rules[caller % 2].clone();
+            async move { limiter.check("everybody", 1).await.unwrap() }
+        })
+        .await;
+        assert!(decisions.iter().all(|decision| decision.reason != Reason::Degraded), "{level}");
+        assert_eq!(decisions.iter().filter(|decision| decision.allowed).count(), capacity, "{level}, {name}");
+        let greatest =
+            format!("SELECT max(count)::bigint FROM rate_limits WHERE bucket LIKE '{name}:31622400:%'");
+        assert_eq!(number(pool, &greatest).await, i64::try_from(capacity).unwrap(), "{level}, {name}");
+    }
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    assert_eq!(number(pool, deadlocks).await, 0, "{level}");
 }
 
 async fn every_level(server: Postgres, major: Option<i64>) {
@@ -123,13 +153,13 @@ async fn every_level(server: Postgres, major: Option<i64>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn problem_57_one_of_64_callers_gets_the_last_unit() {
+async fn problems_57_and_60_one_of_64_callers_gets_the_last_unit() {
     let dir = tempfile::tempdir().unwrap();
     every_level(Postgres::start(dir.path()).unwrap(), None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn problem_57_on_postgres_17_too() {
+async fn problems_57_and_60_on_postgres_17_too() {
     let dir = tempfile::tempdir().unwrap();
     every_level(Postgres::start_packaged(dir.path()).unwrap(), Some(17)).await;
 }

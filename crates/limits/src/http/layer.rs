@@ -1,0 +1,173 @@
+//! Rate limits around a service.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::response::Response;
+use http::request::Parts;
+use http::{HeaderValue, Request};
+use tower::{Layer, Service};
+
+use super::{RATE_LIMIT, RATE_LIMIT_POLICY, fields, problem};
+use crate::rate::{Decision, Policy, RateLimiter, Reason};
+
+/// What a rule does about a request that its key can't be taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissingKey {
+    /// The rule does not apply to it.
+    Skip,
+    /// All such requests together are one subject.
+    Share,
+}
+
+type Key = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+type Refusal = Arc<dyn Fn(&Decision) -> Response + Send + Sync>;
+
+#[derive(Clone)]
+struct Keyed {
+    limiter: RateLimiter,
+    key: Key,
+    missing: MissingKey,
+}
+
+/// Lets requests through that all its rules allow, and tells callers of their limits. Rules are asked in the order in which they
+/// were added, up to the first that refuses: put the one first that refuses most.
+#[derive(Clone)]
+pub struct RateLimitLayer {
+    rules: Arc<[Keyed]>,
+    policies: Option<HeaderValue>,
+    refusal: Refusal,
+}
+
+/// The subject of requests without a key under [`MissingKey::Share`]. No key can be it: it has a zero character.
+const NOBODY: &str = "\0nobody";
+
+impl Default for RateLimitLayer {
+    fn default() -> Self {
+        Self { rules: Arc::new([]), policies: None, refusal: Arc::new(problem::rate_limited) }
+    }
+}
+
+impl RateLimitLayer {
+    /// Without rules: lets everything through.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a rule. `key` takes the subject from the head of the request; it must be something that a caller can't choose
+    /// freely, or it chooses a fresh limit each time.
+    #[must_use]
+    pub fn rule(
+        mut self,
+        limiter: RateLimiter,
+        missing: MissingKey,
+        key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        let mut rules = self.rules.to_vec();
+        rules.push(Keyed { limiter, key: Arc::new(key), missing });
+        let policies: Vec<Policy> = rules.iter().flat_map(|keyed| keyed.limiter.rule().policies()).collect();
+        self.policies = fields::policies(&policies);
+        self.rules = rules.into();
+        self
+    }
+
+    /// Builds the refusals in the application's own way; the default is [`problem::rate_limited`](super::rate_limited). The fields are
+    /// added to either.
+    #[must_use]
+    pub fn refuse_with(mut self, refusal: impl Fn(&Decision) -> Response + Send + Sync + 'static) -> Self {
+        self.refusal = Arc::new(refusal);
+        self
+    }
+
+    /// Which rules apply to the request, with its subject in each.
+    fn subjects(&self, head: &Parts) -> Vec<(RateLimiter, String)> {
+        let subject = |keyed: &Keyed| match ((keyed.key)(head), keyed.missing) {
+            (Some(key), _) if !key.is_empty() => Some(key),
+            (_, MissingKey::Share) => Some(NOBODY.to_owned()),
+            (_, MissingKey::Skip) => None,
+        };
+        self.rules.iter().filter_map(|keyed| Some((keyed.limiter.clone(), subject(keyed)?))).collect()
+    }
+
+    fn tell(&self, response: &mut Response, decisions: &[Decision]) {
+        if decisions.is_empty() {
+            return;
+        }
+        let fields = [(RATE_LIMIT_POLICY, self.policies.clone()), (RATE_LIMIT, fields::remaining(decisions))];
+        for (name, value) in fields {
+            if let Some(value) = value {
+                response.headers_mut().insert(name, value);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for RateLimitLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rules: Vec<_> = self.rules.iter().map(|keyed| keyed.limiter.rule()).collect();
+        f.debug_struct("RateLimitLayer").field("rules", &rules).finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimitService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimitService { layer: self.clone(), inner }
+    }
+}
+
+/// A service behind a [`RateLimitLayer`].
+#[derive(Debug, Clone)]
+pub struct RateLimitService<S> {
+    layer: RateLimitLayer,
+    inner: S,
+}
+
+impl<S, B> Service<Request<B>> for RateLimitService<S>
+where
+    S: Service<Request<B>, Response = Response> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let layer = self.layer.clone();
+        // The one that was polled ready goes along; its clone is polled anew.
+        let next = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, next);
+        Box::pin(async move {
+            let (head, body) = request.into_parts();
+            let mut decisions = Vec::new();
+            for (limiter, subject) in layer.subjects(&head) {
+                // A subject is never empty here, and 1 is a cost.
+                let Ok(decision) = limiter.check(&subject, 1).await else { continue };
+                let refused = !decision.allowed;
+                decisions.push(decision);
+                if refused {
+                    break;
+                }
+            }
+            let mut response = match decisions.last() {
+                Some(decision) if !decision.allowed => {
+                    if decision.reason == Reason::Exceeded {
+                        tracing::debug!(policy = decision.policy.name, "refused by a rate limit");
+                    }
+                    (layer.refusal)(decision)
+                }
+                _ => inner.call(Request::from_parts(head, body)).await?,
+            };
+            layer.tell(&mut response, &decisions);
+            Ok(response)
+        })
+    }
+}

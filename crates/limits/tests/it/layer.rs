@@ -1,0 +1,130 @@
+//! The tower layer in front of a handler.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use axum::routing::get;
+use sqlx::PgPool;
+use tower::ServiceExt as _;
+use usage_limits::http::{MissingKey, RATE_LIMIT, RATE_LIMIT_POLICY, RateLimitLayer};
+use usage_limits::{Quota, RateLimits, Rule};
+
+use crate::support::{run_on, with_database};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn limits(pool: &PgPool) -> RateLimits {
+    let limits = RateLimits::new(pool.clone(), "rate_limits")
+        .unwrap()
+        .with_timeout(Duration::from_secs(120))
+        // The clock stands still: no window ends during a test.
+        .with_clock("timestamptz '2026-11-30 12:10Z'");
+    run_on(pool, &limits.migration_sql()).await;
+    limits
+}
+
+fn header(
+    name: &'static str,
+) -> impl Fn(&axum::http::request::Parts) -> Option<String> + Send + Sync + 'static {
+    move |head| Some(head.headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// A handler that counts its calls, behind the layer.
+fn app(layer: RateLimitLayer) -> (Router, Arc<AtomicUsize>) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let handler = move || async move {
+        counted.fetch_add(1, Ordering::Relaxed);
+        "done"
+    };
+    (Router::new().route("/", get(handler)).layer(layer), calls)
+}
+
+async fn ask(router: &Router, headers: &[(&str, &str)]) -> Response<Body> {
+    let mut request = Request::get("/");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn all_rules_must_allow_and_callers_see_their_policies() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let tenant = limits.limiter(Rule::new("tenant", &[Quota::new(3, HOUR)]).unwrap());
+        let token = limits.limiter(Rule::new("token", &[Quota::new(2, HOUR)]).unwrap());
+        let layer = RateLimitLayer::new().rule(tenant, MissingKey::Skip, header("tenant")).rule(
+            token,
+            MissingKey::Skip,
+            header("token"),
+        );
+        let (router, calls) = app(layer);
+
+        let first = ask(&router, &[("tenant", "a"), ("token", "x")]).await;
+        assert_eq!(first.status(), StatusCode::OK);
+        assert_eq!(first.headers()[RATE_LIMIT_POLICY], "\"tenant\";q=3;w=3600, \"token\";q=2;w=3600");
+        assert_eq!(first.headers()[RATE_LIMIT], "\"tenant\";r=2;t=3000, \"token\";r=1;t=3000");
+        assert_eq!(ask(&router, &[("tenant", "a"), ("token", "x")]).await.status(), StatusCode::OK);
+        let refused = ask(&router, &[("tenant", "a"), ("token", "x")]).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.headers()["retry-after"], "3000");
+        assert_eq!(refused.headers()[RATE_LIMIT], "\"tenant\";r=0;t=3000, \"token\";r=0;t=3000");
+        // Another token of the same tenant: the tenant's three are used. Another tenant has its own.
+        assert_eq!(ask(&router, &[("tenant", "a"), ("token", "y")]).await.status(), 429);
+        assert_eq!(ask(&router, &[("tenant", "b"), ("token", "y")]).await.status(), StatusCode::OK);
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_not_limited_or_shares_one_limit() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let limiter = |name: &str| limits.limiter(Rule::new(name, &[Quota::new(1, HOUR)]).unwrap());
+        let (free, _) = app(RateLimitLayer::new().rule(limiter("skip"), MissingKey::Skip, header("token")));
+        for _ in 0..3 {
+            let response = ask(&free, &[("token", "")]).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert!(!response.headers().contains_key(RATE_LIMIT));
+        }
+        let (shared, _) =
+            app(RateLimitLayer::new().rule(limiter("share"), MissingKey::Share, header("token")));
+        assert_eq!(ask(&shared, &[]).await.status(), StatusCode::OK);
+        assert_eq!(ask(&shared, &[("token", "")]).await.status(), 429);
+        assert_eq!(ask(&shared, &[("token", "a")]).await.status(), StatusCode::OK);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_the_database_a_rule_fails_open_or_closed_and_refusals_may_be_the_apps_own() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        run_on(&pool, "DROP TABLE rate_limits").await;
+        let rule = || Rule::new("token", &[Quota::new(1, HOUR)]).unwrap();
+        let (open, calls) =
+            app(RateLimitLayer::new().rule(limits.limiter(rule()), MissingKey::Share, |_| None));
+        let response = ask(&open, &[]).await;
+        assert_eq!((response.status(), calls.load(Ordering::Relaxed)), (StatusCode::OK, 1));
+        assert!(!response.headers().contains_key(RATE_LIMIT), "nothing is known");
+
+        let closed =
+            RateLimitLayer::new().rule(limits.limiter(rule().fail_closed()), MissingKey::Share, |_| None);
+        let (plain, calls) = app(closed.clone());
+        let response = ask(&plain, &[]).await;
+        assert_eq!((response.status(), calls.load(Ordering::Relaxed)), (StatusCode::SERVICE_UNAVAILABLE, 0));
+        let (own, _) = app(closed.refuse_with(|decision| {
+            let mut response = Response::new(Body::from(format!("{:?}", decision.reason)));
+            *response.status_mut() = StatusCode::IM_A_TEAPOT;
+            response
+        }));
+        assert_eq!(ask(&own, &[]).await.status(), StatusCode::IM_A_TEAPOT);
+    })
+    .await;
+}
