@@ -5,12 +5,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use usage_schemas::{Quantity, RecordRef, Timestamp};
+use usage_schemas::{Marker, Quantity, RecordRef, Timestamp};
 use usage_storage::{PlannedBatch, Rows};
 use uuid::Uuid;
 
 use crate::budget::Charge;
 use crate::dead_letter::Outgoing;
+use crate::marker::Heard;
 use crate::message::OwnedMessage;
 use crate::plan::{IdHash, NotKept, PackedSize, Plan, Runs};
 
@@ -73,6 +74,7 @@ pub struct Open {
     /// Ascending by offset.
     pub not_kept: Vec<(i64, NotKept)>,
     pub outgoing: Vec<Outgoing>,
+    pub heard: Vec<Heard>,
     pub deferred: Vec<Deferred>,
     pub deferred_ids: IdSet,
     pub size: PackedSize,
@@ -92,6 +94,7 @@ impl Open {
             ids: IdMap::default(),
             not_kept: Vec::new(),
             outgoing: Vec::new(),
+            heard: Vec::new(),
             deferred: Vec::new(),
             deferred_ids: IdSet::default(),
             size: PackedSize::default(),
@@ -171,6 +174,10 @@ pub struct Decided {
     pub last: i64,
     pub not_kept: Runs,
     pub outgoing: Arc<Vec<Outgoing>>,
+    /// What the batch's markers move: the greatest of each outbox.
+    pub markers: Vec<Marker>,
+    /// Markers that move nothing because they are ahead of the broker's clock.
+    pub ahead: Vec<Marker>,
     pub charge: Charge,
     pub opened: Instant,
     /// The broker's time of the first row, milliseconds since the Unix epoch.

@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
+use usage_control::Forward;
 use usage_schemas::{Reason, names};
 use usage_service::fail_point;
 
@@ -55,22 +57,21 @@ impl Sender {
         }
     }
 
-    /// Sends everything and waits for all acknowledgements. After an error some may have been written; sending all again is
+    /// Sends everything and waits for all acknowledgements; gives where the forwarded records lie now. After an error some may have been written; sending all again is
     /// right, since a dead letter's identity is where it came from and a record's is its own.
-    pub async fn send_all(
-        &self,
-        partition: i32,
-        outgoing: &[Outgoing],
-    ) -> Result<(), rdkafka::error::KafkaError> {
+    pub async fn send_all(&self, partition: i32, outgoing: &[Outgoing]) -> Result<Vec<Forward>, KafkaError> {
+        let mut forwards = Vec::new();
         for window in outgoing.chunks(WINDOW) {
             fail_point!("consumer.send");
             let results = join_all(window.iter().map(|outgoing| self.send(partition, outgoing))).await;
-            results.into_iter().collect::<Result<(), _>>()?;
+            for result in results {
+                forwards.extend(result?);
+            }
         }
-        Ok(())
+        Ok(forwards)
     }
 
-    async fn send(&self, partition: i32, outgoing: &Outgoing) -> Result<(), rdkafka::error::KafkaError> {
+    async fn send(&self, partition: i32, outgoing: &Outgoing) -> Result<Option<Forward>, KafkaError> {
         let Outgoing { message, action } = outgoing;
         let (topic, target, headers) = match action {
             Action::DeadLetter { reason, error } => {
@@ -90,9 +91,18 @@ impl Sender {
             headers: Some(headers),
         };
         let queued_within = Timeout::After(Duration::from_secs(30));
-        self.producer.send(record, queued_within).await.map_err(|(error, _)| error)?;
+        let delivery = self.producer.send(record, queued_within).await.map_err(|(error, _)| error)?;
         fail_point!("consumer.acked");
-        Ok(())
+        let Action::Forward { hops, .. } = action else { return Ok(None) };
+        // The record's own source too: that was checked before it was decided to forward it.
+        let source = message.envelope().headers.and_then(|headers| headers.source).unwrap_or_default();
+        Ok(Some(Forward {
+            source: String::from_utf8_lossy(source).into_owned(),
+            from_offset: message.offset,
+            to_partition: delivery.partition,
+            to_offset: delivery.offset,
+            again: *hops > 1,
+        }))
     }
 }
 

@@ -12,6 +12,7 @@ use usage_schemas::{Bounds, Kind, Reason, RecordRef, Timestamp, ids, names, vali
 use uuid::Uuid;
 
 use crate::authenticate::{Signed, SourceKeys};
+use crate::marker::{self, Heard};
 use crate::message::{Envelope, KnownHeaders};
 
 /// How often a record may be forwarded.
@@ -49,7 +50,7 @@ pub enum Verdict<'a> {
         content_hash: [u8; 16],
     },
     /// A completeness marker of a known source.
-    Marker,
+    Marker(Heard),
     /// Valid as far as the signature goes, but on the wrong partition.
     Forward {
         partition: i32,
@@ -97,8 +98,9 @@ impl Judge {
         match text(headers.payload_type, names::HEADER_PAYLOAD_TYPE)? {
             names::PAYLOAD_RECORD => {}
             names::PAYLOAD_MARKER => {
+                let heard = marker::read(message).map_err(|(reason, error)| Refusal::new(reason, error))?;
                 self.authenticate(&signed)?;
-                return Ok(Verdict::Marker);
+                return Ok(Verdict::Marker(heard));
             }
             _ => return Err(undecodable("the header payload-type names an unknown type")),
         }
@@ -207,7 +209,7 @@ mod tests {
 
     use super::*;
     use crate::message::OwnedMessage;
-    use crate::testing::{NOW, SOURCE, judge, record, sealed, signed, with_headers};
+    use crate::testing::{NOW, SOURCE, judge, marker, record, sealed, signed, with_headers};
 
     const PLACE: Place = Place { partition: 0, count: 1 };
 
@@ -390,9 +392,14 @@ mod tests {
 
     #[test]
     fn a_marker_is_passed_over_if_its_source_signed_it() {
-        let marker = sealed(1, names::PAYLOAD_MARKER, SOURCE.as_bytes(), b"{}", SOURCE);
-        assert!(matches!(judge().judge(&marker.envelope(), PLACE), Verdict::Marker));
-        let foreign = sealed(1, names::PAYLOAD_MARKER, b"mail", b"{}", "mail");
+        let own = marker(1, 1, NOW * 1_000);
+        assert!(matches!(judge().judge(&own.envelope(), PLACE), Verdict::Marker(Heard { ahead: false, .. })));
+        let text = String::from_utf8(own.value.unwrap()).unwrap().replace(SOURCE, "mail");
+        let foreign = sealed(1, names::PAYLOAD_MARKER, b"mail", text.as_bytes(), "mail");
         assert_eq!(reason(&foreign, PLACE), Some((Reason::UnknownSource, true)));
+        let borrowed = sealed(1, names::PAYLOAD_MARKER, b"mail", text.as_bytes(), SOURCE);
+        assert_eq!(reason(&borrowed, PLACE), Some((Reason::UnknownSource, false)));
+        let empty = sealed(1, names::PAYLOAD_MARKER, SOURCE.as_bytes(), b"{}", SOURCE);
+        assert_eq!(reason(&empty, PLACE), Some((Reason::Undecodable, false)));
     }
 }

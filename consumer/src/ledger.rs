@@ -20,6 +20,7 @@ use crate::budget::Charge;
 use crate::dead_letter::{Action, Outgoing};
 use crate::filter::IdFilter;
 use crate::judge::{Judge, Place, Refusal, Verdict};
+use crate::marker;
 use crate::message::{Envelope, OwnedMessage};
 use crate::plan::{NotKept, Runs, not_kept_limit};
 
@@ -194,7 +195,10 @@ impl Ledger {
                 self.open.note(offset, timestamp, copied, None, now);
                 return Some(copied);
             }
-            Verdict::Marker => Some((None, Fate::Marker)),
+            Verdict::Marker(heard) => {
+                self.open.heard.push(heard);
+                Some((None, Fate::Marker))
+            }
             Verdict::Forward { partition, hops } => Some((None, Fate::Forward { partition, hops })),
             Verdict::Refused(refusal) => Some((None, Fate::Refused(refusal))),
         };
@@ -309,7 +313,10 @@ impl Ledger {
                         }
                     }
                 }
-                Verdict::Marker => (None, Fate::Marker),
+                Verdict::Marker(heard) => {
+                    open.heard.push(heard);
+                    (None, Fate::Marker)
+                }
                 Verdict::Forward { partition, hops } => (None, Fate::Forward { partition, hops }),
                 Verdict::Refused(refusal) => (
                     judge.decoder.decode(envelope.value.unwrap_or_default()).ok().map(|r| r.tenant_id),
@@ -369,6 +376,7 @@ impl Ledger {
         }
         let batch_seq = self.done_seq + 1 + i64::from(self.in_flight.is_some());
         let batch = PlannedBatch { partition: self.place.partition, batch_seq, rows };
+        let (markers, ahead) = marker::fold(open.heard, last);
         let decided = Decided {
             batch: Arc::new(batch),
             ids,
@@ -376,6 +384,8 @@ impl Ledger {
             last,
             not_kept: runs,
             outgoing: Arc::new(outgoing),
+            markers,
+            ahead,
             charge: open.charge,
             opened: open.opened,
             oldest: open.oldest,

@@ -14,6 +14,7 @@ pub mod filter;
 pub mod judge;
 pub mod ledger;
 pub mod link;
+pub mod marker;
 pub mod message;
 pub mod plan;
 pub mod rebuild;

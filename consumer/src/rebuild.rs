@@ -3,11 +3,12 @@
 
 use usage_schemas::codec::Decoder;
 use usage_schemas::partition::partition_of;
-use usage_schemas::{Reason, ids};
+use usage_schemas::{Marker, Reason, ids};
 use usage_service::clock;
 use usage_storage::{PlannedBatch, Rows};
 
 use crate::dead_letter::{Action, Outgoing};
+use crate::marker;
 use crate::message::OwnedMessage;
 use crate::plan::{IdHash, NotKept, Plan};
 
@@ -16,6 +17,8 @@ use crate::plan::{IdHash, NotKept, Plan};
 pub struct Rebuilt {
     pub batch: PlannedBatch,
     pub outgoing: Vec<Outgoing>,
+    /// What the batch's markers move.
+    pub markers: Vec<Marker>,
 }
 
 /// Why a plan can't be carried out.
@@ -37,7 +40,7 @@ pub fn rebuild(
     decoder: &Decoder,
 ) -> Result<Rebuilt, RebuildError> {
     let mut kept = Rows::default();
-    let mut outgoing = Vec::new();
+    let (mut outgoing, mut heard) = (Vec::new(), Vec::new());
     let ingested_at = clock::now_micros();
     for message in rows {
         match plan.not_kept.get(message.offset) {
@@ -47,7 +50,9 @@ pub fn rebuild(
                 let record = decoder.decode(value).map_err(|_| undecodable)?;
                 kept.push(&record, ids::content_hash(&record), message.offset, ingested_at);
             }
-            Some(NotKept::Duplicate | NotKept::Marker) => {}
+            Some(NotKept::Duplicate) => {}
+            // It was authenticated when it was decided.
+            Some(NotKept::Marker) => heard.extend(marker::read(&message.envelope())),
             Some(NotKept::Forwarded) => {
                 let action = forward(&message, plan.count, decoder);
                 outgoing.push(Outgoing { message, action });
@@ -67,7 +72,8 @@ pub fn rebuild(
         return Err(RebuildError::Hash { planned, found });
     }
     let batch = PlannedBatch { partition, batch_seq: plan.batch_seq, rows: kept };
-    Ok(Rebuilt { batch, outgoing })
+    let (markers, _) = marker::fold(heard, plan.last);
+    Ok(Rebuilt { batch, outgoing, markers })
 }
 
 fn forward(message: &OwnedMessage, count: i32, decoder: &Decoder) -> Action {
@@ -95,7 +101,7 @@ mod tests {
 
     use super::*;
     use crate::plan::Runs;
-    use crate::testing::{record, signed};
+    use crate::testing::{NOW, marker, record, signed};
 
     fn tenant() -> Uuid {
         Uuid::from_u128(0x0188_4b5e_0000_4000_8000_0000_0000_0001)
@@ -136,6 +142,19 @@ mod tests {
             Action::DeadLetter { reason: Reason::UnknownUsageType, error: "refused before a restart".into() };
         let forward = Action::Forward { partition: partition_of(tenant(), 12), hops: 1 };
         assert_eq!(outgoing, [(14, letter), (16, forward)]);
+    }
+
+    #[test]
+    fn its_markers_move_what_they_did_when_they_were_decided() {
+        let (plan, mut rows) =
+            planned(&[(10, NotKept::Marker), (14, NotKept::Marker), (18, NotKept::Marker)]);
+        rows[0] = marker(10, 1, 500);
+        rows[2] = marker(14, 1, 400);
+        rows[4] = marker(18, 2, (NOW + 400_000) * 1_000);
+        let rebuilt = rebuild(&plan, 3, rows, &Decoder::new()).unwrap();
+        let moved: Vec<_> =
+            rebuilt.markers.iter().map(|m| (m.outbox.as_u128(), m.complete_until.micros())).collect();
+        assert_eq!(moved, [(1, 500)], "the other outbox is ahead of the broker's clock");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use futures::future::join_all;
 use rdkafka::error::KafkaError;
-use usage_control::{Advance, ControlError};
+use usage_control::{Advance, ControlError, Forward};
 use usage_schemas::Reason;
 use usage_service::error_chain::error_chain;
 use usage_service::fail_point;
@@ -34,6 +34,8 @@ pub struct Shipment {
     pub offset: i64,
     pub plan: Plan,
     pub decided: Arc<Decided>,
+    /// Where the batch's forwarded records lie, once they are sent.
+    pub forwards: Vec<Forward>,
 }
 
 impl Shipment {
@@ -46,7 +48,8 @@ impl Shipment {
             partition: self.ticket.partition,
             batch_seq: self.plan.batch_seq,
             next_offset: self.plan.last + 1,
-            ..Advance::default()
+            markers: self.decided.markers.clone(),
+            forwards: self.forwards.clone(),
         }
     }
 
@@ -87,9 +90,12 @@ pub async fn ship(services: Arc<Services>, shipments: Vec<Shipment>) {
     );
     let results = results.await;
     let mut sent = Vec::with_capacity(joint.len());
-    for (shipment, result) in joint.into_iter().zip(results) {
+    for (mut shipment, result) in joint.into_iter().zip(results) {
         match result {
-            Ok(()) => sent.push(shipment),
+            Ok(forwards) => {
+                shipment.forwards = forwards;
+                sent.push(shipment);
+            }
             Err(error) => care(&services, shipment, Stage::Send, Box::new(error)),
         }
     }
@@ -314,11 +320,9 @@ impl Single<'_> {
         let services = self.services;
         match stage {
             Stage::Send => {
-                services
-                    .sender
-                    .send_all(partition, &self.shipment.decided.outgoing)
-                    .await
-                    .map_err(Fail::Send)?;
+                let outgoing = &self.shipment.decided.outgoing;
+                self.shipment.forwards =
+                    services.sender.send_all(partition, outgoing).await.map_err(Fail::Send)?;
                 if !self.batch().rows.is_empty() {
                     services.writer.write(std::slice::from_ref(self.batch())).await?;
                 }

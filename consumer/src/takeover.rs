@@ -188,7 +188,8 @@ impl Takeover<'_> {
         let partition = self.ticket.partition;
         let rows = self.services.reader.rows(partition, plan.first, plan.last).await?;
         fail_point!("takeover.planned");
-        let Rebuilt { batch, mut outgoing } = rebuild(plan, partition, rows, &self.services.decoder)?;
+        let Rebuilt { batch, mut outgoing, markers } =
+            rebuild(plan, partition, rows, &self.services.decoder)?;
         tracing::info!(
             partition,
             batch_seq = plan.batch_seq,
@@ -215,10 +216,10 @@ impl Takeover<'_> {
             }
         }
         fail_point!("takeover.settled");
-        self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
+        let forwards = self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
         fail_point!("takeover.sent");
         let (batch_seq, next_offset) = (plan.batch_seq, plan.last + 1);
-        let advance = Advance { partition, batch_seq, next_offset, ..Advance::default() };
+        let advance = Advance { partition, batch_seq, next_offset, markers, forwards };
         self.services.control.advance(&[advance]).await?;
         fail_point!("takeover.carried_out");
         Ok(())

@@ -1,8 +1,9 @@
 //! What the consumer says about itself: metrics by batch, never by record.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use usage_schemas::Reason;
+use usage_control::Completeness;
+use usage_schemas::{Marker, Reason, Timestamp};
 use usage_service::telemetry::tenant_label;
 use usage_service::{clock, metric_names};
 use uuid::Uuid;
@@ -57,11 +58,46 @@ pub fn shipped(decided: &Decided, refused: &[i64]) {
         metrics::histogram!(metric_names::USAGE_INGESTION_LATENCY_MS, "tenant_id" => tenant)
             .record(latency as f64);
     }
+    ahead(decided.batch.partition, &decided.ahead);
     for ((tenant, why), records) in &decided.tally {
         not_kept(*tenant, *why, *records);
     }
     if !refused.is_empty() {
         not_kept(None, NotKept::Refused(Reason::StorageRefused), refused.len() as u64);
+    }
+}
+
+/// Markers of a batch that move nothing: an alarm by batch, not by marker.
+fn ahead(partition: i32, markers: &[Marker]) {
+    let mut by_source = BTreeMap::<&str, (u64, Timestamp)>::new();
+    for marker in markers {
+        let (count, greatest) = by_source.entry(&marker.source).or_insert((0, marker.complete_until));
+        *count += 1;
+        *greatest = marker.complete_until.max(*greatest);
+    }
+    for (source, (count, greatest)) in by_source {
+        metrics::counter!(metric_names::CONSUMER_MARKERS_AHEAD_TOTAL, "source" => source.to_string())
+            .increment(count);
+        tracing::error!(
+            partition,
+            source,
+            markers = count,
+            complete_until = %greatest,
+            "completeness markers ahead of the broker's clock are ignored: the clock of the source's database is wrong"
+        );
+    }
+}
+
+/// How far each source's completeness lies behind the clock (microseconds).
+pub fn completeness(known: &Completeness, now: i64) {
+    for found in &known.sources {
+        let lag = match known.complete_until(&[&found.source]) {
+            _ if found.retired => 0.0,
+            #[allow(clippy::cast_precision_loss, reason = "metrics take floats")]
+            Some(until) => now.saturating_sub(until).max(0) as f64 / 1e6,
+            None => f64::INFINITY,
+        };
+        metrics::gauge!(metric_names::USAGE_SOURCE_LAG_SECONDS, "source" => found.source.clone()).set(lag);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdkafka::message::{Header, OwnedHeaders};
 use usage_schemas::codec::{Decoder, Encoder};
 use usage_schemas::signature::SigningKey;
-use usage_schemas::{Bounds, Kind, Quantity, Timestamp, UsageRecord, ids, names};
+use usage_schemas::{Bounds, Kind, Marker, Quantity, Timestamp, UsageRecord, ids, names};
 use uuid::Uuid;
 
 use crate::judge::{Judge, Registry};
@@ -73,6 +73,16 @@ pub fn sealed(offset: i64, payload_type: &str, key: &[u8], value: &[u8], source:
         (names::HEADER_SIGNATURE, signature.as_bytes()),
     ];
     with_headers(offset, key, value, &headers)
+}
+
+/// A marker of the tests' source; the time in microseconds.
+pub fn marker(offset: i64, outbox: u128, complete_until: i64) -> OwnedMessage {
+    let marker = Marker {
+        source: SOURCE.into(),
+        outbox: Uuid::from_u128(outbox),
+        complete_until: Timestamp::from_micros(complete_until),
+    };
+    sealed(offset, names::PAYLOAD_MARKER, SOURCE.as_bytes(), &marker.encode(), SOURCE)
 }
 
 pub fn copy(message: &OwnedMessage) -> OwnedMessage {

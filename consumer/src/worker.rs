@@ -95,6 +95,7 @@ pub struct Worker {
     tick_runs: bool,
     ticked: Instant,
     registry_asked: Instant,
+    completeness_asked: Instant,
     /// When stopped partitions were named last, and silent ones looked after.
     alarmed: Instant,
     listened: Instant,
@@ -134,6 +135,7 @@ impl Worker {
             tick_runs: false,
             ticked: now,
             registry_asked: now,
+            completeness_asked: now,
             alarmed: now,
             listened: now,
             last_load: 0,

@@ -17,7 +17,7 @@ use crate::link::{Event, Fate};
 use crate::services::Services;
 use crate::ship::{Shipment, ship};
 use crate::takeover::{Taken, load_filter};
-use crate::telemetry::count;
+use crate::telemetry::{self, count};
 use crate::ticket::Ticket;
 
 /// How long a decided batch waits for others that are about to be decided.
@@ -28,6 +28,8 @@ const SLOW_WRITE: Duration = Duration::from_secs(10);
 const ALARM: Duration = Duration::from_secs(60);
 /// How long nothing may come from a partition before it is looked whether there is something.
 const SILENCE: Duration = Duration::from_secs(30);
+/// How often it is shown how far the sources are.
+const COMPLETENESS: Duration = Duration::from_secs(10);
 /// How long nothing must be in hand before the commit says so.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -274,7 +276,13 @@ impl Worker {
             let count = running.ledger.place().count;
             if let Some(decided) = running.ledger.start() {
                 running.idle_since = None;
-                shipments.push(Shipment { ticket, offset, plan: decided.plan(count), decided });
+                shipments.push(Shipment {
+                    ticket,
+                    offset,
+                    plan: decided.plan(count),
+                    decided,
+                    forwards: Vec::new(),
+                });
             }
         }
         self.writes += 1;
@@ -321,6 +329,10 @@ impl Worker {
         if now.duration_since(self.registry_asked) >= self.settings.registry_refresh {
             self.registry_asked = now;
             self.runtime.spawn(refresh(self.services.clone()));
+        }
+        if now.duration_since(self.completeness_asked) >= COMPLETENESS {
+            self.completeness_asked = now;
+            self.runtime.spawn(show_completeness(self.services.clone()));
         }
         if now.duration_since(self.listened) >= SILENCE {
             self.listened = now;
@@ -428,6 +440,14 @@ async fn refresh(services: Arc<Services>) {
         Ok(registry) => services.link.report(Event::Registry(Arc::new(registry))),
         // What is known stays; what is not known is read again before it is refused.
         Err(error) => tracing::warn!(error = %error, "the registry can't be read"),
+    }
+}
+
+/// Every worker shows all sources: that of one that died must not be missed.
+async fn show_completeness(services: Arc<Services>) {
+    match services.control.completeness().await {
+        Ok(known) => telemetry::completeness(&known, clock::now_micros()),
+        Err(error) => tracing::warn!(error = %error_chain(&error), "completeness can't be read"),
     }
 }
 

@@ -5,7 +5,7 @@ use usage_schemas::Kind;
 
 use super::*;
 use crate::judge::Registry;
-use crate::testing::{record, sealed, signed};
+use crate::testing::{marker, record, signed};
 
 #[derive(Debug, Clone)]
 pub enum Sent {
@@ -44,7 +44,7 @@ pub fn log(sent: &[(Sent, i64)]) -> Vec<OwnedMessage> {
                 message.value.as_mut().unwrap().pop();
                 message
             }
-            Sent::Marker => sealed(offset, "usage-collector.marker.v1", b"llm-gateway", b"{}", "llm-gateway"),
+            Sent::Marker => marker(offset, 1, offset),
         }
     };
     sent.iter().map(message).collect()
@@ -56,7 +56,7 @@ fn sent() -> impl Strategy<Value = Vec<(Sent, i64)>> {
         12 => (12u8..=255).prop_map(|id| Sent::Record { id, content: false }),
         3 => (0u8..4).prop_map(|id| Sent::Unregistered { id }),
         1 => Just(Sent::Unsigned),
-        1 => Just(Sent::Marker),
+        2 => Just(Sent::Marker),
     ];
     proptest::collection::vec((one, prop_oneof![9 => Just(1i64), 1 => Just(3i64)]), 1..120)
 }
@@ -132,6 +132,13 @@ proptest! {
                 Sent::Marker => Some(NotKept::Marker),
             };
             prop_assert_eq!(*why, expected, "offset {}", offset);
+        }
+        // Each batch moves to its own last marker, never to one behind its end.
+        for batch in &world.done {
+            let markers = fates.iter().filter(|(_, why)| *why == Some(NotKept::Marker)).map(|(offset, _)| *offset);
+            let last = markers.filter(|offset| (batch.first..=batch.last).contains(offset)).max();
+            let moved: Vec<i64> = batch.markers.iter().map(|marker| marker.complete_until.micros()).collect();
+            prop_assert_eq!(moved, Vec::from_iter(last));
         }
     }
 }
