@@ -1,5 +1,9 @@
 //! A migrated control database for each test, with partitions that were taken over.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod world;
+
 use std::future::Future;
 
 use usage_control::testing::with_database;
