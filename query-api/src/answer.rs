@@ -1,6 +1,7 @@
 //! The answer of `GET /v1/usage/aggregated`, as JSON and as CSV.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
+use usage_schemas::Timestamp;
 use usage_storage::GroupBy;
 
 use crate::csv::{Cell, Writer};
@@ -35,6 +36,8 @@ fn ids(row: &Row) -> [Option<String>; 2] {
 pub struct Answer<'a> {
     pub query: &'a AggregatedQuery,
     pub page: &'a Page,
+    /// Microseconds since the Unix epoch.
+    pub complete_until: Option<i64>,
     pub next_cursor: Option<String>,
 }
 
@@ -47,8 +50,8 @@ impl Serialize for Answer<'_> {
         map.serialize_entry("aggregation", self.query.aggregation.as_str())?;
         map.serialize_entry("window_size", &self.query.window_size)?;
         map.serialize_entry("window_time_zone", zone.name())?;
-        // Known once sources report their progress.
-        map.serialize_entry("complete_until", &None::<String>)?;
+        let complete_until = self.complete_until.map(|until| Timestamp::from_micros(until).to_string());
+        map.serialize_entry("complete_until", &complete_until)?;
         let rows: Vec<_> =
             self.page.rows.iter().map(|row| JsonRow { row, zone, group_by: self.query.group_by }).collect();
         map.serialize_entry("data", &rows)?;

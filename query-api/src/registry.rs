@@ -1,11 +1,12 @@
-//! What the control database tells a reader: usage types and the partition counts of the records topic, cached briefly.
+//! What the control database tells a reader: usage types, the partition counts of the records topic and how far the sources are,
+//! cached briefly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use usage_control::{Control, ControlError, NewUsageType, Registration, UsageType};
+use usage_control::{Completeness, Control, ControlError, NewUsageType, Registration, UsageType};
 use usage_service::fail_point;
 use usage_storage::PartitionCounts;
 
@@ -22,7 +23,7 @@ pub enum RegistryError {
     Failed(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 
-/// Usage types and partition counts.
+/// Usage types, partition counts and completeness.
 #[async_trait]
 pub trait Registry: Send + Sync {
     /// All registered types.
@@ -31,6 +32,8 @@ pub trait Registry: Send + Sync {
     async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError>;
     /// The counts that the records topic has had.
     async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError>;
+    /// Until when each source is complete.
+    async fn completeness(&self) -> Result<Completeness, RegistryError>;
     /// One cheap round trip, for readiness.
     async fn ping(&self) -> Result<(), RegistryError>;
 }
@@ -58,6 +61,10 @@ impl Registry for Control {
         Ok(PartitionCounts { current: partitions.current, known: partitions.known })
     }
 
+    async fn completeness(&self) -> Result<Completeness, RegistryError> {
+        Ok(Control::completeness(self).await?)
+    }
+
     async fn ping(&self) -> Result<(), RegistryError> {
         Ok(Control::ping(self).await?)
     }
@@ -75,14 +82,24 @@ pub struct Catalog {
     timeout: Duration,
     types: Remembered<Types, RegistryError>,
     counts: Remembered<PartitionCounts, RegistryError>,
+    completeness: Remembered<Arc<Completeness>, RegistryError>,
 }
 
 impl Catalog {
     /// How often a name that is not known may send a question to the control database.
     const MISS_INTERVAL: Duration = Duration::from_secs(1);
+    /// How long completeness is used: many questions share a look, and relays send markers once a second at most.
+    const COMPLETENESS: Duration = Duration::from_secs(1);
 
     pub fn new(registry: Arc<dyn Registry>, keep: Duration, timeout: Duration) -> Self {
-        Self { registry, keep, timeout, types: Remembered::default(), counts: Remembered::default() }
+        Self {
+            registry,
+            keep,
+            timeout,
+            types: Remembered::default(),
+            counts: Remembered::default(),
+            completeness: Remembered::default(),
+        }
     }
 
     /// The registered types, at most as old as the cache time.
@@ -142,6 +159,17 @@ impl Catalog {
             Ok(counts)
         };
         self.counts.younger_than(self.keep, read).await
+    }
+
+    /// Until when each source is complete, at most a second old. Whoever shows it beside an answer asks for it before storage:
+    /// what was complete then is in the answer.
+    ///
+    /// # Errors
+    /// The control database does not answer.
+    pub async fn completeness(&self) -> Result<Arc<Completeness>, RegistryError> {
+        let (registry, timeout) = (self.registry.clone(), self.timeout);
+        let read = || async move { Ok(Arc::new(bounded(timeout, registry.completeness()).await?)) };
+        self.completeness.younger_than(Self::COMPLETENESS.min(self.keep), read).await
     }
 
     /// One cheap round trip to the control database.

@@ -43,6 +43,11 @@ pub async fn get(
         types,
         app.limits.aggregated_rows,
     );
+    // CSV has rows only. Progress comes before the rows: what it says is complete is among them.
+    let complete_until = match format {
+        Format::Csv => None,
+        _ => app.catalog.completeness().await?.complete_until(&query.filters.sources),
+    };
     // The first page comes before the head of the answer, so that what fails at once is a problem.
     let page = pages.page(after).await?;
     if format == Format::Csv {
@@ -54,7 +59,7 @@ pub async fn get(
         return Ok(streamed(format, stream::pages(first, rest, csv_page)));
     }
     let next_cursor = page.next.as_ref().map(|next| app.cursors.sign(hash, next));
-    json(&Answer { query: &query, page: &page, next_cursor })
+    json(&Answer { query: &query, page: &page, complete_until, next_cursor })
 }
 
 type Rest = (Pages, Arc<AggregatedQuery>, RowKey);

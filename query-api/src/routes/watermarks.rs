@@ -15,7 +15,7 @@ use crate::state::App;
 
 #[derive(Serialize)]
 struct Answer {
-    /// Known once sources report their progress.
+    /// Of all sources that are not retired, whether they have records of the tenant or not.
     complete_until: Option<String>,
     sources: Vec<Source>,
 }
@@ -29,7 +29,7 @@ struct Source {
     complete_until: Option<String>,
 }
 
-/// Counts and latest times of each source of the tenant.
+/// Counts, latest times and completeness of each source of the tenant.
 pub async fn get(
     State(app): State<App>,
     caller: Caller,
@@ -39,16 +39,21 @@ pub async fn get(
     caller.may(Scope::Read, "reading watermarks")?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
+    // Progress first: what it says is complete is stored.
+    let known = app.catalog.completeness().await?;
+    let complete = |sources: &[&str]| {
+        known.complete_until(sources).map(|until| Timestamp::from_micros(until).to_string())
+    };
     let sources = app.store.watermarks(caller.tenant_id()).await?;
     let sources = sources
         .into_iter()
         .map(|found| Source {
+            complete_until: complete(&[&found.source]),
             source: found.source,
             records: found.records.to_string(),
             latest_timestamp: Timestamp::from_micros(found.latest_timestamp).to_string(),
             latest_ingested_at: Timestamp::from_micros(found.latest_ingested_at).to_string(),
-            complete_until: None,
         })
         .collect();
-    json(&Answer { complete_until: None, sources })
+    json(&Answer { complete_until: complete(&[]), sources })
 }

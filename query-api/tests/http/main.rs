@@ -4,6 +4,7 @@ mod aggregated;
 mod auth;
 mod bounds;
 mod catalog;
+mod completeness;
 mod errors;
 mod fill;
 mod kills;

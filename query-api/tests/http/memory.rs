@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use ethnum::I256;
 use tokio::sync::watch;
-use usage_control::{NewUsageType, Registration, UsageType};
+use usage_control::{Completeness, NewUsageType, Registration, UsageType};
 use usage_query_api::registry::{Registry, RegistryError};
 use usage_schemas::{Kind, Quantity};
 use usage_storage::{
@@ -214,6 +214,8 @@ pub struct MemoryRegistry {
     hangs: Mutex<bool>,
     reads: Mutex<usize>,
     count_reads: Mutex<usize>,
+    completeness: Mutex<Completeness>,
+    completeness_reads: Mutex<usize>,
 }
 
 impl MemoryRegistry {
@@ -226,6 +228,11 @@ impl MemoryRegistry {
         *lock(&self.hangs) = true;
     }
 
+    /// What the workers and the sources have come to.
+    pub fn set_completeness(&self, completeness: Completeness) {
+        *lock(&self.completeness) = completeness;
+    }
+
     /// How often the types were asked for.
     pub fn reads(&self) -> usize {
         *lock(&self.reads)
@@ -234,6 +241,11 @@ impl MemoryRegistry {
     /// How often the partition counts were asked for.
     pub fn count_reads(&self) -> usize {
         *lock(&self.count_reads)
+    }
+
+    /// How often it was asked how far the sources are.
+    pub fn completeness_reads(&self) -> usize {
+        *lock(&self.completeness_reads)
     }
 
     /// Registers a type behind the API's back, as another instance does.
@@ -290,6 +302,12 @@ impl Registry for MemoryRegistry {
         *lock(&self.count_reads) += 1;
         self.answers().await?;
         Ok(PartitionCounts { current: 12, known: vec![12] })
+    }
+
+    async fn completeness(&self) -> Result<Completeness, RegistryError> {
+        *lock(&self.completeness_reads) += 1;
+        self.answers().await?;
+        Ok(lock(&self.completeness).clone())
     }
 
     async fn ping(&self) -> Result<(), RegistryError> {
