@@ -64,6 +64,9 @@ pub(crate) enum Command {
     /// Usage sources and the keys they sign with
     #[command(subcommand)]
     Source(Source),
+    /// Offsets that nobody read
+    #[command(subcommand)]
+    Gaps(Gaps),
     /// Usage types
     #[command(subcommand)]
     Types(Types),
@@ -106,8 +109,45 @@ pub(crate) enum Migrate {
 pub(crate) enum Source {
     /// Adds a signing key of a source
     Add(SourceAdd),
-    /// Lists sources and their keys, without the keys themselves
+    /// Lists sources, their keys without the keys themselves, and until when their usage is complete
     List(List),
+    /// Takes a source, or one of its outboxes, out of completeness: nobody waits for its markers any more
+    Retire(SourceRetire),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SourceRetire {
+    /// Name of the source
+    #[arg(value_name = "NAME", value_parser = parse::name)]
+    pub name: String,
+    /// Only this outbox, e.g. that of a database that is no more
+    #[arg(long, value_name = "UUID")]
+    pub outbox: Option<Uuid>,
+    /// Takes it in again
+    #[arg(long)]
+    pub undo: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Gaps {
+    /// Lists them; while one is not accepted, nothing is known to be complete
+    List(List),
+    /// Says that the loss is known: completeness is told again
+    Accept(GapsAccept),
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["all", "partition"]))]
+pub(crate) struct GapsAccept {
+    /// All that are not accepted
+    #[arg(long)]
+    pub all: bool,
+    /// Those of one partition
+    #[arg(long, value_name = "N")]
+    pub partition: Option<i32>,
+    /// The one that begins at this offset
+    #[arg(long, value_name = "OFFSET", requires = "partition")]
+    pub from: Option<i64>,
 }
 
 #[derive(Debug, Args)]
@@ -237,6 +277,10 @@ mod tests {
             ("source add demo --key-id k --generate --key-hex 00", "--generate"),
             ("source add Demo --key-id k --generate", "NAME"),
             ("source add demo --key-id k --generate --valid-from yesterday", "--valid-from"),
+            ("source retire demo --outbox 7", "--outbox"),
+            ("gaps accept", "--all"),
+            ("gaps accept --all --partition 3", "--partition"),
+            ("gaps accept --from 3", "--partition"),
             ("types add tokens --kind sum --unit token", "--kind"),
             ("types add tokens --kind counter", "--unit"),
             ("keys generate", "--dir"),

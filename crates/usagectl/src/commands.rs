@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod dead_letters;
+mod gaps;
 mod keys;
 mod migrate;
 mod source;
@@ -11,7 +12,7 @@ use usage_control::{Control, ControlError};
 use usage_service::config::{DatabaseConfig, Resolved};
 
 use crate::WrongInput;
-use crate::arguments::{Arguments, Command, Keys, Migrate, Source, Topics, Types};
+use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Source, Topics, Types};
 use crate::settings::SETTINGS;
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -30,6 +31,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::DeadLetters(command) => dead_letters::run(&config, command).await,
         Command::Source(Source::Add(options)) => source::add(&config, options).await,
         Command::Source(Source::List(options)) => source::list(&config, &options).await,
+        Command::Source(Source::Retire(options)) => source::retire(&config, &options).await,
+        Command::Gaps(Gaps::List(options)) => gaps::list(&config, &options).await,
+        Command::Gaps(Gaps::Accept(options)) => gaps::accept(&config, &options).await,
         Command::Types(Types::Add(options)) => types::add(&config, options).await,
         Command::Types(Types::List(options)) => types::list(&config, &options).await,
         Command::Keys(Keys::Generate { dir }) => keys::generate(&dir),

@@ -5,8 +5,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use usage_access::{DEFAULT_AUDIENCE, DEFAULT_ISSUER, Scope, Scopes, TokenVerifier};
+use usage_control::Advance;
 use usage_control::testing::{TestDatabase, with_database};
 use usage_devstack::testing;
+use usage_schemas::{Marker, Timestamp};
 
 const TENANT: &str = "0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e";
 
@@ -187,6 +189,86 @@ async fn sources_and_their_keys() {
         assert!(table.contains("SOURCE") && !table.contains(key) && !table.contains(generated), "{table}");
         let (code, error) = place.failed(&["source", "add", "demo", "--key-id", "a b", "--generate"]);
         assert!(code == 2 && error.contains("--key-id"), "{code} {error}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sources_are_listed_with_their_progress_and_retired() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        place.done(&["control", "migrate"]);
+        let control = database.control().await;
+        control.init_partitions(1).await.unwrap();
+        control.open_progress(0).await.unwrap();
+        for source in ["demo", "silent"] {
+            place.done(&["source", "add", source, "--key-id", "k", "--generate"]);
+        }
+        let outboxes = [uuid::Uuid::from_u128(1), uuid::Uuid::from_u128(2)];
+        let marker = |outbox: usize, seconds: i64| Marker {
+            source: "demo".into(),
+            outbox: outboxes[outbox],
+            complete_until: Timestamp::from_micros(seconds * 1_000_000),
+        };
+        let markers = vec![marker(0, 5), marker(1, 3)];
+        let heard = Advance { batch_seq: 1, next_offset: 2, markers, ..Advance::default() };
+        control.advance(&[heard]).await.unwrap();
+        let listed = || {
+            let list: serde_json::Value =
+                serde_json::from_str(&place.done(&["source", "list", "--json"])).unwrap();
+            [list[0]["complete_until"].clone(), list[1]["complete_until"].clone()]
+        };
+        assert_eq!(listed(), ["1970-01-01T00:00:03.000000Z".into(), serde_json::Value::Null]);
+        let table = place.done(&["source", "list"]);
+        for part in ["HEARD UNTIL", "1970-01-01T00:00:05.000000Z", "unknown", &outboxes[1].to_string()] {
+            assert!(table.contains(part), "{part} is not in {table}");
+        }
+        let second = outboxes[1].to_string();
+        let retire = ["source", "retire", "demo", "--outbox", &second];
+        assert!(place.done(&retire).contains("is retired\n"));
+        assert!(place.done(&retire).contains("is retired already"));
+        assert_eq!(listed()[0], "1970-01-01T00:00:05.000000Z");
+        place.done(&["source", "retire", "silent"]);
+        assert!(place.done(&["source", "list"]).contains("retired"));
+        assert!(control.completeness().await.unwrap().complete_until::<&str>(&[]).is_some());
+        let undo = [retire.as_slice(), &["--undo"]].concat();
+        assert!(place.done(&undo).contains("counts again"));
+        assert_eq!(listed()[0], "1970-01-01T00:00:03.000000Z");
+        assert_eq!(place.failed(&undo).0, 1);
+        let (code, error) = place.failed(&["source", "retire", "dmeo"]);
+        assert!(code == 2 && error.contains("NAME: there is no source dmeo"), "{error}");
+        control.close().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn gaps_are_listed_and_accepted() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        place.done(&["control", "migrate"]);
+        let control = database.control().await;
+        for (partition, from, to) in [(3, 100, 150), (3, 200, 201), (7, 1, 5)] {
+            control.record_gap(partition, from, to).await.unwrap();
+        }
+        let accepted = || {
+            let list: serde_json::Value =
+                serde_json::from_str(&place.done(&["gaps", "list", "--json"])).unwrap();
+            let accepted = |gap: &serde_json::Value| gap["accepted"].as_bool().unwrap();
+            list.as_array().unwrap().iter().map(accepted).collect::<Vec<_>>()
+        };
+        assert_eq!(accepted(), [false, false, false]);
+        let (code, error) = place.failed(&["gaps", "accept", "--partition", "3", "--from", "101"]);
+        assert!(code == 1 && error.contains("no such gap"), "{error}");
+        assert!(place.done(&["gaps", "accept", "--partition", "3", "--from", "200"]).contains("201"));
+        assert_eq!(accepted(), [false, true, false]);
+        place.done(&["gaps", "accept", "--partition", "3"]);
+        assert_eq!(accepted(), [true, true, false]);
+        place.done(&["gaps", "accept", "--all"]);
+        assert_eq!(accepted(), [true, true, true]);
+        let table = place.done(&["gaps", "list"]);
+        assert!(table.contains("ACCEPTED") && table.matches("yes").count() == 3, "{table}");
+        control.close().await;
     })
     .await;
 }

@@ -1,12 +1,12 @@
-//! `usagectl source add` and `source list`.
+//! `usagectl source add`, `source list` and `source retire`.
 
 use rand::RngCore as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
-use usage_control::{ControlError, Placed, SourceKey};
+use usage_control::{ControlError, OutboxProgress, Placed, SourceKey};
 use usage_service::config::Resolved;
 
 use crate::WrongInput;
-use crate::arguments::{List, SourceAdd};
+use crate::arguments::{List, SourceAdd, SourceRetire};
 use crate::{output, parse};
 
 /// Adds a key. The same key again changes nothing unless a validity is given: a stack that comes up again must not make a key valid
@@ -50,6 +50,10 @@ fn wrong_input(error: ControlError) -> anyhow::Error {
         ControlError::Invalid { field: "valid_until", detail } => {
             WrongInput { argument: "--valid-until", detail }.into()
         }
+        error @ ControlError::NoSource { outbox, .. } => {
+            let argument = if outbox.is_some() { "--outbox" } else { "NAME" };
+            WrongInput { argument, detail: error.to_string() }.into()
+        }
         other => other.into(),
     }
 }
@@ -65,7 +69,10 @@ fn random_key() -> SecretSlice<u8> {
 }
 
 pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()> {
-    let keys = super::control(config).await?.source_keys().await?;
+    let control = super::control(config).await?;
+    let keys = control.source_keys().await?;
+    let known = control.completeness().await?;
+    let outboxes = control.outbox_progress().await?;
     if options.json {
         let rows = keys.iter().map(|key| {
             serde_json::json!({
@@ -73,6 +80,8 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
                 "key_id": key.key_id,
                 "valid_from": output::time(key.valid_from),
                 "valid_until": key.valid_until.map(output::time),
+                "complete_until": known.complete_until(&[&key.source]).map(output::time),
+                "outboxes": outboxes.iter().filter(|found| found.source == key.source).map(outbox).collect::<Vec<_>>(),
             })
         });
         return output::json(&rows.collect::<Vec<_>>());
@@ -82,5 +91,50 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
         vec![key.source, key.key_id, output::time(key.valid_from), until]
     });
     output::table(&["SOURCE", "KEY", "VALID FROM", "VALID UNTIL"], rows);
+    println!();
+    let rows = known.sources.iter().map(|found| {
+        let until =
+            known.complete_until(&[&found.source]).map_or_else(|| "unknown".to_string(), output::time);
+        vec![found.source.clone(), if found.retired { "retired".into() } else { until }]
+    });
+    output::table(&["SOURCE", "COMPLETE UNTIL"], rows);
+    println!();
+    let rows = outboxes.into_iter().map(|found| {
+        let until = if found.retired { "retired".into() } else { output::time(found.complete_until) };
+        let (heard, slowest) = (found.partitions.to_string(), found.slowest_partition.to_string());
+        vec![found.source, found.outbox.to_string(), until, slowest, heard]
+    });
+    output::table(&["SOURCE", "OUTBOX", "HEARD UNTIL", "SLOWEST PARTITION", "PARTITIONS HEARD"], rows);
+    Ok(())
+}
+
+fn outbox(found: &OutboxProgress) -> serde_json::Value {
+    serde_json::json!({
+        "outbox": found.outbox,
+        "retired": found.retired,
+        "heard_until": output::time(found.complete_until),
+        "slowest_partition": found.slowest_partition,
+        "partitions": found.partitions,
+    })
+}
+
+pub(super) async fn retire(config: &Resolved, options: &SourceRetire) -> anyhow::Result<()> {
+    let SourceRetire { name, outbox, undo } = options;
+    let control = super::control(config).await?;
+    let what = match outbox {
+        Some(outbox) => format!("outbox {outbox} of source {name}"),
+        None => format!("source {name}"),
+    };
+    let did = if *undo {
+        if !control.unretire(name, *outbox).await? {
+            anyhow::bail!("{what} is not retired");
+        }
+        "counts again"
+    } else if control.retire(name, *outbox).await.map_err(wrong_input)? {
+        "is retired"
+    } else {
+        "is retired already"
+    };
+    println!("{what} {did}");
     Ok(())
 }
