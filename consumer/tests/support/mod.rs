@@ -5,6 +5,7 @@
 mod dead_letters;
 mod group;
 pub mod lanes;
+mod markers;
 pub mod points;
 mod process;
 pub mod sources;
@@ -43,6 +44,7 @@ use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
 use uuid::Uuid;
 
 pub use dead_letters::DeadLetter;
+pub use markers::outbox;
 pub use process::Process;
 pub use totals::Totals;
 
@@ -241,25 +243,6 @@ impl Pipeline {
         Message {
             partition: partition_of(tenant, self.partitions),
             key: Some(key),
-            value: Some(value),
-            headers: headers.map(|(name, value)| (name.to_string(), value.into_bytes())).into(),
-        }
-    }
-
-    /// A signed marker of the test's source.
-    pub fn marker(&self, partition: i32) -> Message {
-        let value =
-            format!(r#"{{"source":"{SOURCE}","outbox":"{}","complete_until":1}}"#, Uuid::nil()).into_bytes();
-        let signature = self.signing.sign(SOURCE.as_bytes(), &value);
-        let headers = [
-            (names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_MARKER.to_string()),
-            (names::HEADER_SOURCE, SOURCE.into()),
-            (names::HEADER_KEY_ID, KEY_ID.into()),
-            (names::HEADER_SIGNATURE, signature),
-        ];
-        Message {
-            partition,
-            key: Some(SOURCE.as_bytes().to_vec()),
             value: Some(value),
             headers: headers.map(|(name, value)| (name.to_string(), value.into_bytes())).into(),
         }
