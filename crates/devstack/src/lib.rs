@@ -8,6 +8,7 @@ pub mod demo;
 pub mod env_file;
 pub mod install;
 pub mod interrupt;
+pub mod kill_at;
 pub mod pgwire;
 pub mod ports;
 pub mod probe;
