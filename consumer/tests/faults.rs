@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use support::{Message, Pipeline, Totals, eventually, logs};
 use usage_storage::clickhouse::ClickHouseStorage;
 use usage_storage::{
-    IdProbe, Opened, PlannedBatch, Reader, RefusedRow, Storage, StorageError, StoredId, Writer,
+    IdProbe, Maintenance, Opened, PlannedBatch, Reader, RefusedRow, Storage, StorageError, StoredId, Writer,
 };
 use uuid::Uuid;
 
@@ -102,6 +102,10 @@ impl Storage for Faulty {
 
     fn reader(&self) -> Arc<dyn Reader> {
         self.inner.reader()
+    }
+
+    fn maintenance(&self) -> Arc<dyn Maintenance> {
+        self.inner.maintenance()
     }
 }
 

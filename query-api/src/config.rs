@@ -22,6 +22,11 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::text("auth.issuer", "Issuer that a token must name.").default(usage_access::DEFAULT_ISSUER),
         Setting::text("auth.audience", "Audience that a token must name.").default(usage_access::DEFAULT_AUDIENCE),
         Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s"),
+        Setting::duration(
+            "limits.breaker_half_open_after",
+            "How long storage is not asked after it failed 5 times in a row within 10 s; then one probe decides.",
+        )
+        .default("30s"),
         Setting::duration("limits.control_timeout", "How long one question to the control database may take.").default("5s"),
         Setting::integer("limits.concurrent_questions", "Questions to storage at the same time.").default("64"),
         Setting::integer("limits.concurrent_questions_per_tenant", "Of these, questions of one tenant.").default("16"),
@@ -67,6 +72,8 @@ pub struct Auth {
 pub struct Limits {
     #[serde(with = "humantime_serde")]
     pub storage_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub breaker_half_open_after: Duration,
     #[serde(with = "humantime_serde")]
     pub control_timeout: Duration,
     pub concurrent_questions: usize,

@@ -118,6 +118,10 @@ impl From<StorageError> for Failure {
                 tracing::warn!(error = %chain, "storage is unavailable");
                 Problem::unavailable("storage is not reachable at present, try again", RETRY_AFTER).into()
             }
+            StorageError::Open { retry_after } => {
+                let detail = "storage has failed repeatedly and is not asked for a while, try again later";
+                Problem::unavailable(detail, retry_after).into()
+            }
             StorageError::Fenced { .. }
             | StorageError::Final { .. }
             | StorageError::Inconsistent(_)
@@ -181,6 +185,7 @@ mod tests {
             (StorageError::Timeout, 504, false),
             (StorageError::Unavailable(broken()), 503, true),
             (StorageError::Unknown(broken()), 503, true),
+            (StorageError::Open { retry_after: Duration::from_millis(29_100) }, 503, true),
             (StorageError::Final { code: 42, message: "no such column".to_owned() }, 500, false),
             (StorageError::Inconsistent("two horizons".to_owned()), 500, false),
         ] {

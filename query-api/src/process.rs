@@ -7,6 +7,7 @@ use secrecy::ExposeSecret as _;
 use usage_access::TokenVerifier;
 use usage_control::Control;
 use usage_service::CancellationToken;
+use usage_service::breaker::BreakerConfig;
 use usage_service::error_chain;
 use usage_service::health::{self, Health};
 use usage_service::telemetry::Telemetry;
@@ -20,6 +21,9 @@ use crate::registry::Catalog;
 use crate::server::Server;
 use crate::state::{App, Limits};
 use crate::store::{Bounds, Store};
+
+/// Name of the storage plugin in metrics.
+const PLUGIN: &str = "clickhouse";
 
 /// Serves until `shutdown`. Storage and control database may be away at the start: the process then is live, not ready.
 ///
@@ -36,11 +40,15 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let catalog = Arc::new(Catalog::new(Arc::new(control), limits.cache, limits.control_timeout));
     let bounds = Bounds {
         timeout: limits.storage_timeout,
+        breaker: BreakerConfig {
+            half_open_after: limits.breaker_half_open_after,
+            ..BreakerConfig::default()
+        },
         concurrent: limits.concurrent_questions,
         concurrent_per_tenant: limits.concurrent_questions_per_tenant,
         ..Bounds::default()
     };
-    let store = Store::new(storage.reader(), bounds);
+    let store = Store::new(PLUGIN, storage.reader(), bounds);
     let health = Health::new(telemetry);
     watch(&health, &store, &catalog);
     let app = App {
@@ -67,7 +75,7 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
 /// Ready means: both stores answer.
 fn watch(health: &Health, store: &Store, catalog: &Arc<Catalog>) {
     let store = store.clone();
-    health.check_storage("clickhouse", move || {
+    health.check_storage(PLUGIN, move || {
         let store = store.clone();
         async move { store.probe().await.map_err(|error| error_chain(&error)) }
     });

@@ -1,15 +1,17 @@
-//! Storage with bounds: how long one waits for an answer, and how many questions are asked at the same time, by one tenant
-//! and by all.
+//! Storage with bounds: how long one waits for an answer, how many questions are asked at the same time, by one tenant and by
+//! all, and a circuit breaker for the time in which storage fails.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
+use usage_service::breaker::BreakerConfig;
 use usage_service::fail_point;
 use usage_service::metric_names::STORAGE_READ_SECONDS;
 use usage_storage::{
-    AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
+    AggregateQuery, AggregateRow, GuardedReader, RawQuery, Reader, SourceWatermark, StorageError,
+    StoredRecord,
 };
 use uuid::Uuid;
 
@@ -20,6 +22,8 @@ use crate::failure::Failure;
 pub struct Bounds {
     /// How long one question may take.
     pub timeout: Duration,
+    /// When storage that fails is left alone for a while.
+    pub breaker: BreakerConfig,
     /// Questions asked at the same time.
     pub concurrent: usize,
     /// Of these, those of one tenant: slow questions of one leave turns for the others.
@@ -34,6 +38,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(5),
+            breaker: BreakerConfig::default(),
             concurrent: 64,
             concurrent_per_tenant: 16,
             turn_within: Duration::from_secs(1),
@@ -45,7 +50,7 @@ impl Default for Bounds {
 /// The read side of storage; each call ends within the bounds. Clones share them.
 #[derive(Clone)]
 pub struct Store {
-    reader: Arc<dyn Reader>,
+    reader: Arc<GuardedReader>,
     bounds: Bounds,
     turn_within: Duration,
     turns: Arc<Semaphore>,
@@ -53,7 +58,9 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn new(reader: Arc<dyn Reader>, bounds: Bounds) -> Self {
+    /// `plugin` names the storage plugin in metrics.
+    pub fn new(plugin: &'static str, reader: Arc<dyn Reader>, bounds: Bounds) -> Self {
+        let reader = Arc::new(GuardedReader::new(reader, plugin, bounds.timeout, bounds.breaker));
         let turns = Arc::new(Semaphore::new(bounds.concurrent));
         let tenants = Arc::new(Tenants::new(bounds.concurrent_per_tenant));
         Self { reader, bounds, turn_within: bounds.turn_within, turns, tenants }
@@ -101,14 +108,10 @@ impl Store {
     /// wait for a turn: a busy process is ready.
     ///
     /// # Errors
-    /// Storage does not answer, or not in time.
+    /// Storage does not answer, or not in time, or its circuit is open; once that is half open, this is its probe.
     pub async fn probe(&self) -> Result<(), StorageError> {
         // Nobody's tenant: nothing is found, but everything on the way was there.
-        let call = self.reader.watermarks(Uuid::nil());
-        tokio::time::timeout(self.bounds.timeout, call)
-            .await
-            .unwrap_or(Err(StorageError::Timeout))
-            .map(|_| ())
+        self.reader.watermarks(Uuid::nil()).await.map(drop)
     }
 
     async fn bounded<T>(
@@ -128,10 +131,10 @@ impl Store {
         };
         let asked = Instant::now();
         fail_point!("query.read");
-        let answer = tokio::time::timeout(self.bounds.timeout, call).await;
+        let answer = call.await;
         fail_point!("query.answered");
         metrics::histogram!(STORAGE_READ_SECONDS, "query_type" => query_type).record(asked.elapsed());
-        answer.unwrap_or(Err(StorageError::Timeout)).map_err(Failure::from)
+        answer.map_err(Failure::from)
     }
 }
 

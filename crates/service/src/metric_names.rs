@@ -137,6 +137,8 @@ metric! {
     // storage
     STORAGE_HEALTH_STATUS Gauge ["plugin"] "storage_health_status"
         "1 when the storage backend answers, 0 when it does not."
+    STORAGE_BREAKER_OPEN Gauge ["plugin"] "storage_breaker_open"
+        "1 while the circuit to the storage backend is open or half open and questions are refused, 0 while it is closed."
     STORAGE_INSERT_SECONDS Histogram(SECONDS) ["table"] "storage_insert_seconds"
         "Duration of one insert; table is records or rollups."
     STORAGE_INSERT_ROWS Histogram(ROWS) ["table"] "storage_insert_rows"

@@ -138,7 +138,9 @@ impl Problem {
 
     /// 503 with `Retry-After` in whole seconds.
     pub fn unavailable(detail: impl Into<String>, retry_after: std::time::Duration) -> Self {
-        let seconds = retry_after.as_secs().max(1);
+        // Rounded up: whoever comes back a moment too early is refused again.
+        let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
+        let seconds = seconds.max(1);
         Self::new(kinds::UNAVAILABLE)
             .with_detail(detail)
             .with_header(header::RETRY_AFTER, HeaderValue::from(seconds))

@@ -1,5 +1,7 @@
 //! What can go wrong with storage, sorted by what the caller must do.
 
+use std::time::Duration;
+
 /// Sorted by consequence, not by cause. A Display never repeats its source.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -23,6 +25,10 @@ pub enum StorageError {
     #[error("storage did not answer in time")]
     Timeout,
 
+    /// The circuit breaker is open: the backend failed several times in a row and was not asked.
+    #[error("storage failed repeatedly and is left alone for a while")]
+    Open { retry_after: Duration },
+
     /// What is stored contradicts the protocol; a person must look.
     #[error("storage is inconsistent: {0}")]
     Inconsistent(String),
@@ -39,6 +45,6 @@ pub enum StorageError {
 impl StorageError {
     /// True if waiting and trying the same call again may help.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::Timeout | Self::Unknown(_))
+        matches!(self, Self::Unavailable(_) | Self::Timeout | Self::Unknown(_) | Self::Open { .. })
     }
 }

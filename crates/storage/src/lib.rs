@@ -6,6 +6,8 @@
 pub mod batch;
 pub mod clickhouse;
 pub mod error;
+pub mod guarded;
+pub mod maintenance;
 pub mod query;
 
 use std::sync::Arc;
@@ -15,6 +17,8 @@ use uuid::Uuid;
 
 pub use batch::{PlannedBatch, Rows};
 pub use error::StorageError;
+pub use guarded::GuardedReader;
+pub use maintenance::{BucketKey, BucketTotals, Difference, LastBatch, Maintenance, Scope, Verified};
 pub use query::{
     AggregateQuery, AggregateRow, GroupBy, Measure, PartitionCounts, RawQuery, RowKey, SourceWatermark,
     StatusFilter, StoredRecord, Windows,
@@ -34,6 +38,9 @@ pub trait Storage: Send + Sync {
 
     /// The read side.
     fn reader(&self) -> Arc<dyn Reader>;
+
+    /// The operators' side.
+    fn maintenance(&self) -> Arc<dyn Maintenance>;
 }
 
 /// What storage knows of a partition right after it was fenced.

@@ -7,6 +7,7 @@ use axum::http::Request;
 use serde_json::Value;
 use usage_access::Scopes;
 use usage_query_api::store::Bounds;
+use usage_service::breaker::BreakerConfig;
 
 use crate::memory::Mood;
 use crate::support::{Harness, Setup, bearer};
@@ -250,4 +251,30 @@ async fn nonsense_is_the_callers_fault() {
             }
         }
     }
+}
+
+/// 5 failures in a row, then 503 at once with the time to come back, and the way back by one probe.
+#[tokio::test]
+async fn an_open_circuit_is_told_at_once_and_closes_by_itself() {
+    let breaker = BreakerConfig { half_open_after: Duration::from_secs(2), ..BreakerConfig::default() };
+    let api = Harness::with(Setup { bounds: Bounds { breaker, ..Bounds::default() }, ..Setup::default() });
+    api.memory.set_mood(Mood::AwayAfter(0));
+    for _ in 0..5 {
+        assert_eq!(api.get(TOTAL).await.header("retry-after"), "5");
+    }
+    let asked = api.memory.calls();
+    for path in [TOTAL, "/v1/usage/metadata/watermarks"] {
+        let answer = api.get(path).await;
+        answer.problem(503, "unavailable");
+        assert_eq!(answer.header("retry-after"), "2", "rounded up");
+        assert!(answer.detail().contains("not asked"), "{}", answer.detail());
+    }
+    assert_eq!(api.memory.calls(), asked, "storage is left alone");
+    api.memory.set_mood(Mood::Well);
+    let closed = tokio::time::timeout(Duration::from_secs(60), async {
+        while api.get(TOTAL).await.status.as_u16() != 200 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    closed.await.expect("the circuit closes after its interval");
 }

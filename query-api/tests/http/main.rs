@@ -3,6 +3,7 @@
 mod aggregated;
 mod auth;
 mod bounds;
+mod breaker;
 mod catalog;
 mod completeness;
 mod errors;

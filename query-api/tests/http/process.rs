@@ -21,7 +21,7 @@ pub struct Process {
     log: tokio::io::Lines<BufReader<ChildStderr>>,
 }
 
-fn command(directory: &Path, databases: &Databases) -> Command {
+pub fn command(directory: &Path, databases: &Databases) -> Command {
     let file = directory.join("query-api.toml");
     let text = format!(
         "[api]\nlisten = \"127.0.0.1:0\"\ncursor_key = \"0123456789abcdef0123456789abcdef\"\n\
@@ -60,6 +60,12 @@ impl Process {
         Self { child, log }
     }
 
+    /// Reads the log from now on, so that a process with much to say is not held up; it ends with what is returned.
+    pub fn drain(mut self) -> Child {
+        tokio::spawn(async move { while let Ok(Some(_)) = self.log.next_line().await {} });
+        self.child
+    }
+
     /// The address in the log line with this message.
     pub async fn address(&mut self, message: &str) -> SocketAddr {
         let found = tokio::time::timeout(Duration::from_secs(30), async {
@@ -76,7 +82,13 @@ impl Process {
 }
 
 /// Status and body of a GET.
-async fn get(address: SocketAddr, path: &str, authorization: Option<&str>) -> (u16, String) {
+pub async fn get(address: SocketAddr, path: &str, authorization: Option<&str>) -> (u16, String) {
+    let (head, body) = exchange(address, path, authorization).await;
+    (head[9..12].parse().unwrap(), body)
+}
+
+/// Head and body of the answer to a GET.
+pub async fn exchange(address: SocketAddr, path: &str, authorization: Option<&str>) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let authorization = authorization.map_or_else(String::new, |value| format!("Authorization: {value}\r\n"));
     let request =
@@ -85,11 +97,11 @@ async fn get(address: SocketAddr, path: &str, authorization: Option<&str>) -> (u
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head[9..12].parse().unwrap(), body.to_owned())
+    (head.to_owned(), body.to_owned())
 }
 
 /// Waits until the process is ready; a busy machine may take more than one look.
-async fn ready(address: SocketAddr) {
+pub async fn ready(address: SocketAddr) {
     let looked = tokio::time::timeout(Duration::from_secs(60), async {
         while get(address, "/health/ready", None).await.0 != 200 {
             tokio::time::sleep(Duration::from_millis(300)).await;

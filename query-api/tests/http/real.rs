@@ -34,12 +34,17 @@ pub struct Databases {
 
 impl Databases {
     pub async fn create() -> Self {
+        Self::on(testing::clickhouse_url()).await
+    }
+
+    /// On a ClickHouse server of the test's own.
+    pub async fn on(clickhouse_url: String) -> Self {
         let control = TestDatabase::create(&testing::control_database_url()).await;
         let database = control.control().await;
         database.migrate().await.unwrap();
         database.init_partitions(PARTITIONS).await.unwrap();
         let name = format!("test_api_{}", Uuid::new_v4().simple());
-        let mut clickhouse = ClickHouseConfig::new(testing::clickhouse_url(), name).with_dev_passwords();
+        let mut clickhouse = ClickHouseConfig::new(clickhouse_url, name).with_dev_passwords();
         // Rolled up at every tick, and asked for at every question.
         clickhouse.flush_age = Duration::ZERO;
         clickhouse.rollup_rows = 0;

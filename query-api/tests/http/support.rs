@@ -214,7 +214,7 @@ pub fn router(setup: Setup, reader: Arc<dyn Reader>, registry: Arc<dyn Registry>
     let verifier = TokenVerifier::from_file(&keys().jwks, DEFAULT_ISSUER, DEFAULT_AUDIENCE).unwrap();
     let app = App {
         verifier: Arc::new(verifier),
-        store: Store::new(reader, setup.bounds),
+        store: Store::new("memory", reader, setup.bounds),
         catalog,
         cursors: Cursors::new(setup.cursor_key),
         limits: setup.limits,

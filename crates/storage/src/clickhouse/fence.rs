@@ -24,7 +24,7 @@ pub(crate) struct Held {
 }
 
 /// Low bits of an epoch are random, so that two owners who read the same maximum don't take the same one.
-const RANDOM_BITS: u32 = 20;
+pub(crate) const RANDOM_BITS: u32 = 20;
 
 /// A killed insert ends at its next block; one whose client froze ends at the server's `http_receive_timeout` (5 s).
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,8 +43,17 @@ impl Fences {
 
     /// Takes a unique higher epoch for each partition.
     pub(crate) async fn raise(&self, partitions: &[i32]) -> Result<Vec<Held>, StorageError> {
+        self.raise_above(partitions, 0).await
+    }
+
+    /// The same, above `floor` as well: after a restore the table may have forgotten epochs that were used.
+    pub(crate) async fn raise_above(
+        &self,
+        partitions: &[i32],
+        floor: i64,
+    ) -> Result<Vec<Held>, StorageError> {
         loop {
-            let held = self.next_epochs(partitions).await?;
+            let held = self.next_epochs(partitions, floor).await?;
             let mut insert = String::from(
                 "INSERT INTO usage_fences (kafka_partition, epoch, owner, taken_at) SETTINGS async_insert = 0 VALUES ",
             );
@@ -64,7 +73,7 @@ impl Fences {
         }
     }
 
-    async fn next_epochs(&self, partitions: &[i32]) -> Result<Vec<Held>, StorageError> {
+    async fn next_epochs(&self, partitions: &[i32], floor: i64) -> Result<Vec<Held>, StorageError> {
         let sql = format!(
             "SELECT kafka_partition, max(epoch) FROM usage_fences WHERE kafka_partition IN ({}) GROUP BY kafka_partition",
             numbers(partitions)
@@ -81,7 +90,7 @@ impl Fences {
             .iter()
             .map(|&partition| {
                 let tried = tried.entry(partition).or_default();
-                let epoch = epoch_above(highest.get(&partition).copied().unwrap_or(0).max(*tried));
+                let epoch = epoch_above(highest.get(&partition).copied().unwrap_or(0).max(*tried).max(floor));
                 *tried = epoch;
                 Held { partition, epoch }
             })

@@ -166,7 +166,7 @@ const KIND_LITERAL: &str = "Enum8(\\'counter\\' = 1, \\'gauge\\' = 2)";
 const NO_LATEST: &str =
     "(toDateTime64('1900-01-01 00:00:00', 6, 'UTC'), toFixedString('', 16), toDecimal128(0, 18))";
 
-fn kind(number: u8) -> Result<Kind, CallError> {
+pub(crate) fn kind(number: u8) -> Result<Kind, CallError> {
     match number {
         1 => Ok(Kind::Counter),
         2 => Ok(Kind::Gauge),

@@ -32,7 +32,7 @@ const COLUMNS: &[(&str, &str)] = &[
 ];
 
 /// 1900-01-01, the least time that ClickHouse knows: `latest` of a row without records.
-const NO_TIME: i64 = -2_208_988_800_000_000;
+pub(crate) const NO_TIME: i64 = -2_208_988_800_000_000;
 
 /// Current generations of re-rolled buckets; all others have generation 0 (rule 11).
 pub(crate) type Generations = HashMap<(Uuid, Box<str>, u32), u32>;
@@ -53,7 +53,7 @@ struct Row<'a> {
     bucket: u32,
     partition: i32,
     generation: u32,
-    /// `None` in a horizon row.
+    /// `None` in a horizon row, and where no record is left to be counted.
     totals: Option<&'a Totals>,
     horizon: i64,
 }
@@ -142,7 +142,7 @@ fn group_rows(share: &Share) -> impl Iterator<Item = Row<'_>> {
             bucket: group.bucket,
             partition: *partition,
             generation,
-            totals: Some(totals),
+            totals: (totals.count > 0).then_some(totals),
             horizon: 0,
         }
     })

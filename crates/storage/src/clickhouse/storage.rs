@@ -6,10 +6,11 @@ use async_trait::async_trait;
 
 use super::ClickHouseConfig;
 use super::client::{CallError, Client, Profile};
+use super::maintenance::ClickHouseMaintenance;
 use super::rowbinary::RowReader;
 use super::writer::ClickHouseWriter;
 use super::{ClickHouseReader, migrate};
-use crate::{Reader, Storage, StorageError, Writer};
+use crate::{Maintenance, Reader, Storage, StorageError, Writer};
 
 /// Longest `http_receive_timeout` of the server's default profile, in seconds: a takeover waits that long for an insert whose
 /// client froze half-way.
@@ -51,6 +52,10 @@ impl Storage for ClickHouseStorage {
 
     fn reader(&self) -> Arc<dyn Reader> {
         Arc::clone(&self.reader) as Arc<dyn Reader>
+    }
+
+    fn maintenance(&self) -> Arc<dyn Maintenance> {
+        Arc::new(ClickHouseMaintenance::new(&self.config))
     }
 }
 

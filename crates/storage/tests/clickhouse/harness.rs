@@ -40,10 +40,15 @@ impl Database {
 
     /// Asks as the server's own user; rows of tab-separated fields.
     pub async fn query(&self, sql: &str) -> Vec<Vec<String>> {
+        self.try_query(sql).await.unwrap()
+    }
+
+    /// The same where the server may die over it.
+    pub async fn try_query(&self, sql: &str) -> Result<Vec<Vec<String>>, ::clickhouse::error::Error> {
         let client = ::clickhouse::Client::default().with_url(&self.url).with_database(&self.name);
-        let bytes = client.query_raw(sql).fetch_bytes("TSV").unwrap().collect().await.unwrap();
-        let text = String::from_utf8(bytes.to_vec()).unwrap();
-        text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
+        let bytes = client.query_raw(sql).fetch_bytes("TSV")?.collect().await?;
+        let text = String::from_utf8(bytes.to_vec()).expect("answers are UTF-8");
+        Ok(text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
     }
 }
 

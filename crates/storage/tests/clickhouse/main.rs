@@ -4,9 +4,11 @@
 mod contract;
 mod harness;
 mod own;
+mod problems;
 mod renames;
+mod verify;
 
-use contract::{basics, crash, fences, late};
+use contract::{basics, crash, fences, late, zombies};
 use harness::{Database, OwnServer};
 
 macro_rules! on_shared_server {
@@ -71,4 +73,22 @@ async fn killed_in_the_middle_of_writes() {
 async fn killed_in_the_middle_of_flushes() {
     let (mut server, database) = OwnServer::start();
     crash::killed_in_the_middle_of_flushes(&database, &mut server, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zombies_of_every_stop_point_store_nothing() {
+    let (server, database) = OwnServer::start();
+    zombies::zombies_of_every_stop_point_store_nothing(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_fence_costs_a_takeover_and_nothing_else() {
+    let (server, database) = OwnServer::start();
+    zombies::a_late_fence_costs_a_takeover_and_nothing_else(&database, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_of_two_months_with_a_write_error_between_them() {
+    let (server, database) = OwnServer::start();
+    late::a_batch_of_two_months_with_a_write_error_between_them(&database, &server).await;
 }

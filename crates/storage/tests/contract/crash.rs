@@ -10,6 +10,7 @@ use usage_storage::StorageError;
 use super::batches::Maker;
 use super::fences::settled_exactly_once;
 use super::oracle::{Checking, Oracle};
+use super::verifying::Verifying;
 use super::worker::{again, settle, store, take};
 use super::{Bench, Server};
 
@@ -28,6 +29,7 @@ pub async fn killed_in_the_middle_of_writes(bench: &dyn Bench, server: &mut dyn 
         .unwrap();
     let usual = started.elapsed();
     let checking = Checking::start(&oracle, &storage, &tenants);
+    let verifying = Verifying::start(&storage);
     let mut rng = StdRng::seed_from_u64(61);
     let mut unknown = 0;
     for _ in 0..rounds {
@@ -69,6 +71,7 @@ pub async fn killed_in_the_middle_of_writes(bench: &dyn Bench, server: &mut dyn 
     }
     assert!(unknown > 0, "no kill came in the middle of a write");
     assert!(checking.finish().await > 0);
+    assert!(verifying.finish().await > 0);
     again(|| writer.tick(&[0, 1])).await;
     settled_exactly_once(bench, &oracle, &makers).await;
 }
@@ -83,6 +86,7 @@ pub async fn killed_in_the_middle_of_flushes(bench: &dyn Bench, server: &mut dyn
     let mut writer = bench.storage().writer();
     take(&*writer, &[0, 1]).await;
     let checking = Checking::start(&oracle, &storage, &tenants);
+    let verifying = Verifying::start(&storage);
     let mut rng = StdRng::seed_from_u64(67);
     let mut usual = Duration::ZERO;
     let (mut doubtful, mut proved) = (0, 0);
@@ -118,5 +122,6 @@ pub async fn killed_in_the_middle_of_flushes(bench: &dyn Bench, server: &mut dyn
     }
     assert!(doubtful > 0, "no kill came in the middle of a flush ({proved} were proved)");
     assert!(checking.finish().await > 0);
+    assert!(verifying.finish().await > 0);
     settled_exactly_once(bench, &oracle, &makers).await;
 }

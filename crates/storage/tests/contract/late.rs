@@ -154,3 +154,34 @@ pub async fn a_hanging_write_does_not_stop_flushes(bench: &dyn Bench, server: &d
     writer.tick(&[0, 1]).await.unwrap();
     settled_exactly_once(bench, &oracle, &makers).await;
 }
+
+/// The first month is stored and answered, the second one's request is lost on its way: settling sends exactly what is missing, and
+/// the late request finds a higher epoch.
+pub async fn a_batch_of_two_months_with_a_write_error_between_them(bench: &dyn Bench, server: &dyn Server) {
+    bench.storage().migrate().await.unwrap();
+    let mut proxy = Proxy::start(server.address()).await;
+    let writer = bench.impatient(Duration::from_secs(2), Some(proxy.address)).writer();
+    let oracle = Oracle::default();
+    let mut makers = vec![Maker::new(109, 0, 2)];
+    take(&*writer, &[0]).await;
+    for round in 1..=3 {
+        let batch = makers[0].batch(300);
+        oracle.begin(&batch);
+        proxy.set(Freeze::SecondRequest);
+        let written = writer.write(std::slice::from_ref(&batch)).await;
+        assert!(matches!(written, Err(StorageError::Unknown(_))), "{written:?}");
+        proxy.frozen().await;
+        let months = |stored: super::Stored| {
+            stored.into_keys().filter(|(_, batch_seq, _)| *batch_seq == batch.batch_seq).count()
+        };
+        assert_eq!(months(bench.stored().await), 1, "the first month is stored");
+        proxy.set(Freeze::Never);
+        settle(&*writer, std::slice::from_ref(&batch)).await.unwrap();
+        oracle.acknowledge(&batch);
+        let stored = bench.stored().await;
+        assert_eq!(stored.values().sum::<u64>(), 300 * round);
+        assert_eq!(months(stored), 2);
+        again(|| writer.tick(&[0])).await;
+        settled_exactly_once(bench, &oracle, &makers).await;
+    }
+}

@@ -9,7 +9,9 @@ pub mod fences;
 pub mod late;
 pub mod oracle;
 pub mod proxy;
+pub mod verifying;
 pub mod worker;
+pub mod zombies;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -12,8 +13,10 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freeze {
     Never,
-    /// After this many bytes of requests.
+    /// After this many bytes of requests on a connection.
     Requests(usize),
+    /// The first request is answered, the next one does not begin.
+    SecondRequest,
     /// All requests pass, no answer does.
     Answers,
 }
@@ -23,6 +26,7 @@ pub struct Proxy {
     pub address: SocketAddr,
     freeze: Arc<watch::Sender<Freeze>>,
     frozen: watch::Receiver<u32>,
+    answered: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -32,20 +36,29 @@ impl Proxy {
         let freeze = Arc::new(watch::channel(Freeze::Never).0);
         let (count, frozen) = watch::channel(0);
         let (rules, count) = (Arc::clone(&freeze), Arc::new(count));
+        let answered = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&answered);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let Ok(server) = TcpStream::connect(server).await else { continue };
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                tokio::spawn(forward(from_client, to_server, rules.subscribe(), Arc::clone(&count), true));
-                tokio::spawn(forward(from_server, to_client, rules.subscribe(), Arc::clone(&count), false));
+                let link = |requests| Link {
+                    rule: rules.subscribe(),
+                    frozen: Arc::clone(&count),
+                    answered: Arc::clone(&flag),
+                    requests,
+                };
+                tokio::spawn(forward(from_client, to_server, link(true)));
+                tokio::spawn(forward(from_server, to_client, link(false)));
             }
         });
-        Self { address, freeze, frozen }
+        Self { address, freeze, frozen, answered }
     }
 
     /// Applies to what comes from now on, on every connection; `Freeze::Never` lets frozen ones go on.
     pub fn set(&self, freeze: Freeze) {
+        self.answered.store(false, Ordering::SeqCst);
         self.freeze.send_replace(freeze);
     }
 
@@ -55,12 +68,41 @@ impl Proxy {
     }
 }
 
+/// One direction of a connection.
+struct Link {
+    rule: watch::Receiver<Freeze>,
+    frozen: Arc<watch::Sender<u32>>,
+    /// Some answer has passed under the present rule.
+    answered: Arc<AtomicBool>,
+    requests: bool,
+}
+
+impl Link {
+    /// How many of `len` more bytes may pass; `None` for all. `passed` have passed under this rule before.
+    fn allowed(&self, rule: Freeze, passed: usize, len: usize) -> Option<usize> {
+        match rule {
+            Freeze::Requests(limit) if self.requests && passed + len > limit => {
+                Some(limit.saturating_sub(passed))
+            }
+            Freeze::SecondRequest if self.requests && self.answered.load(Ordering::SeqCst) => Some(0),
+            Freeze::Answers if !self.requests => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Waits until everything may pass; false if the proxy is gone.
+    async fn thawed(&mut self) -> bool {
+        self.frozen.send_modify(|count| *count += 1);
+        let thawed = self.rule.wait_for(|rule| *rule == Freeze::Never).await.is_ok();
+        self.frozen.send_modify(|count| *count -= 1);
+        thawed
+    }
+}
+
 async fn forward(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut rule: watch::Receiver<Freeze>,
-    frozen: Arc<watch::Sender<u32>>,
-    requests: bool,
+    mut link: Link,
 ) {
     let mut buffer = vec![0; 8192];
     let mut passed = 0;
@@ -70,25 +112,23 @@ async fn forward(
             Ok(0) | Err(_) => return,
             Ok(len) => len,
         };
-        let now = *rule.borrow_and_update();
+        let now = *link.rule.borrow_and_update();
         if now != under {
             (under, passed) = (now, 0);
         }
-        passed += len;
-        let stop = match now {
-            Freeze::Never => false,
-            Freeze::Requests(limit) => requests && passed > limit,
-            Freeze::Answers => !requests,
-        };
-        if stop {
-            frozen.send_modify(|count| *count += 1);
-            let thawed = rule.wait_for(|rule| *rule == Freeze::Never).await.is_ok();
-            frozen.send_modify(|count| *count -= 1);
-            if !thawed {
+        let mut bytes = &buffer[..len];
+        if let Some(allowed) = link.allowed(now, passed, len) {
+            let (first, rest) = bytes.split_at(allowed);
+            if to.write_all(first).await.is_err() || !link.thawed().await {
                 return;
             }
+            bytes = rest;
         }
-        if to.write_all(&buffer[..len]).await.is_err() {
+        passed += len;
+        if !link.requests {
+            link.answered.store(true, Ordering::SeqCst);
+        }
+        if to.write_all(bytes).await.is_err() {
             return;
         }
     }
