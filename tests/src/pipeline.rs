@@ -133,11 +133,31 @@ impl Pipeline {
 
     /// Runs usagectl on this pipeline; returns what it printed.
     pub fn usagectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let output = self.usagectl_command(arguments).output().context("can't run usagectl")?;
-        if !output.status.success() {
-            bail!("usagectl {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+        let (code, out, error) = self.usagectl_ended(arguments)?;
+        if code != Some(0) {
+            bail!("usagectl {arguments:?} failed: {error}\n{out}");
         }
-        Ok(String::from_utf8(output.stdout)?)
+        Ok(out)
+    }
+
+    /// The same however it ends: its exit code, and what it printed on standard output and standard error.
+    pub fn usagectl_ended(&self, arguments: &[&str]) -> anyhow::Result<(Option<i32>, String, String)> {
+        let output = self.usagectl_command(arguments).output().context("can't run usagectl")?;
+        Ok((output.status.code(), String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
+    }
+
+    /// Runs a statement in this pipeline's ClickHouse database as the server's own user; the answer as tab-separated text.
+    pub async fn clickhouse(&self, sql: &str) -> anyhow::Result<String> {
+        let request = reqwest::Client::new()
+            .post(&self.env["USAGE_CLICKHOUSE_URL"])
+            .query(&[("database", self.clickhouse_database())])
+            .body(sql.to_owned());
+        let answer = request.send().await?;
+        let (status, text) = (answer.status(), answer.text().await?);
+        if !status.is_success() {
+            bail!("{sql}: {text}");
+        }
+        Ok(text.trim_end().to_owned())
     }
 
     /// Starts a worker and waits until it says that it is ready.

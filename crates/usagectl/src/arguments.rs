@@ -1,6 +1,7 @@
 //! The command line.
 
 mod dead_letters;
+mod storage;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +17,7 @@ pub(crate) use dead_letters::{
     CountBy, CountLetters, DeadLetters, DiscardLetters, LetterFilter, ListLetters, Place, ReplayLetters,
     ShowLetters,
 };
+pub(crate) use storage::{Restored, Storage, Verify};
 
 /// Operates the usage collector.
 ///
@@ -54,7 +56,9 @@ pub(crate) enum Command {
     Control(Migrate),
     /// Records and rollups in storage
     #[command(subcommand)]
-    Storage(Migrate),
+    Storage(Storage),
+    /// Holds every rollup against the records, and looks for records stored twice or in a wrong partition; ends with 1 if any
+    Verify(Verify),
     /// The outbox in the source's database
     #[command(subcommand)]
     Outbox(Migrate),
@@ -290,6 +294,9 @@ mod tests {
             ("dead-letters show 3", "P:OFFSET"),
             ("dead-letters replay --rate 0", "--rate"),
             ("dead-letters replay --max-attempts 0", "--max-attempts"),
+            ("verify --from yesterday", "--from"),
+            ("verify --tenant 00000000-0000-0000-0000-000000000000", "nil"),
+            ("storage restored", "--readers-stopped"),
         ] {
             let text = refused(line);
             assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");

@@ -4,15 +4,17 @@ mod dead_letters;
 mod gaps;
 mod keys;
 mod migrate;
+mod restored;
 mod source;
 mod topics;
 mod types;
+mod verify;
 
 use usage_control::{Control, ControlError};
 use usage_service::config::{DatabaseConfig, Resolved};
 
 use crate::WrongInput;
-use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Source, Topics, Types};
+use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Source, Storage, Topics, Types};
 use crate::settings::SETTINGS;
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -26,7 +28,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command.ok_or_else(missing)? {
         Command::Topics(Topics::Create(options)) => topics::create(&config, &options).await,
         Command::Control(Migrate::Migrate) => migrate::control(&config).await,
-        Command::Storage(Migrate::Migrate) => migrate::storage(&config).await,
+        Command::Storage(Storage::Migrate) => migrate::storage(&config).await,
+        Command::Storage(Storage::Restored(options)) => restored::run(&config, &options).await,
+        Command::Verify(options) => verify::run(&config, options).await,
         Command::Outbox(Migrate::Migrate) => migrate::outbox(&config).await,
         Command::DeadLetters(command) => dead_letters::run(&config, command).await,
         Command::Source(Source::Add(options)) => source::add(&config, options).await,

@@ -24,6 +24,11 @@ pub(crate) struct WrongInput {
     pub detail: String,
 }
 
+/// `verify` has found something; what it is was printed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} differences")]
+pub(crate) struct Differs(pub u64);
+
 fn main() -> ExitCode {
     usage_service::fail_points::arm();
     let arguments = match Arguments::try_parse() {

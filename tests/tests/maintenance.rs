@@ -1,0 +1,143 @@
+//! The operators' side on real processes: rollups held against records and repaired, and a backup that is restored and caught up.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use usage_tests::pipeline::{Options, Pipeline};
+use usage_tests::workload::{self, Workload};
+use uuid::Uuid;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// With a consumer group of its own, so that it is empty when its workers have stopped.
+async fn prepare() -> anyhow::Result<(Pipeline, String)> {
+    let group = format!("maintenance-{}", Uuid::new_v4().simple());
+    let consumer = [
+        ("consumer", vec![format!("group = {group:?}")]),
+        ("clickhouse", vec!["flush_age = \"1s\"".to_owned()]),
+    ];
+    let options = Options { consumer: consumer.into(), partitions: Some(4), ..Options::default() };
+    Ok((Pipeline::prepare(options).await?, group))
+}
+
+async fn play(pipeline: &Pipeline, transactions: usize, seed: u64) -> anyhow::Result<()> {
+    let workload = Workload { transactions, seed, workers: 4, ..Workload::default() };
+    workload::play(&pipeline.source, &workload, || {}).await.map(drop)
+}
+
+/// Waits until the workers have rolled something up.
+async fn rolled_up(pipeline: &Pipeline) -> anyhow::Result<()> {
+    let waiting = async {
+        while pipeline.clickhouse("SELECT sum(record_count) FROM usage_rollups").await? == "0" {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(PATIENCE, waiting).await?
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_rollups_are_named_and_repaired_while_workers_run() -> anyhow::Result<()> {
+    let (pipeline, _) = prepare().await?;
+    let running = pipeline.run()?;
+    play(&pipeline, 200, 21).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    rolled_up(&pipeline).await?;
+    let clean = pipeline.usagectl(&["verify"])?;
+    assert!(clean.contains(": 0 differences, 0 buckets rolled up anew, 0 left"), "{clean}");
+
+    pipeline
+        .clickhouse(
+            "INSERT INTO usage_rollups (tenant_id, metric, source, kind, bucket, kafka_partition, generation, value_sum, latest) \
+             SELECT tenant_id, metric, source, kind, bucket, kafka_partition, generation, toDecimal256('0.5', 18), latest \
+             FROM usage_rollups WHERE record_count > 0 LIMIT 3",
+        )
+        .await?;
+    let (code, out, error) = pipeline.usagectl_ended(&["verify", "--json"])?;
+    assert_eq!(code, Some(1), "{error}");
+    let lines = out.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let (summary, differences) = lines.split_last().expect("a summary");
+    let count = differences.len();
+    assert!((1..=3).contains(&count), "rows of one bucket are one difference: {out}");
+    for difference in differences {
+        assert_eq!(difference["difference"], "bucket", "{difference}");
+        assert_ne!(difference["expected"]["sum"], difference["found"]["sum"], "{difference}");
+        assert_eq!(difference["expected"]["count"], difference["found"]["count"], "{difference}");
+    }
+    assert_eq!(
+        (&summary["summary"]["differences"], &summary["summary"]["left"]),
+        (&count.into(), &count.into())
+    );
+    assert!(error.contains("differences"), "{error}");
+
+    let repaired = pipeline.usagectl(&["verify", "--repair"])?;
+    assert!(
+        repaired.contains(&format!(": {count} differences, {count} buckets rolled up anew, 0 left")),
+        "{repaired}"
+    );
+    // The workers were fenced for it, took their partitions over again and go on.
+    play(&pipeline, 200, 22).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    pipeline.usagectl(&["verify"])?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::Result<()> {
+    let (pipeline, group) = prepare().await?;
+    let mut running = pipeline.run()?;
+    play(&pipeline, 200, 23).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    rolled_up(&pipeline).await?;
+    // While workers write, table after table: not one snapshot.
+    let (played, backed_up) = tokio::join!(play(&pipeline, 200, 24), async {
+        for table in ["usage_rollups", "usage_records"] {
+            pipeline.clickhouse(&format!("CREATE TABLE backup_of_{table} AS {table}")).await?;
+            copy(&pipeline, table, &format!("backup_of_{table}")).await?;
+        }
+        anyhow::Ok(())
+    });
+    (played?, backed_up?);
+    play(&pipeline, 200, 25).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    let whole = pipeline.clickhouse("SELECT count() FROM usage_records").await?;
+
+    let restored = ["storage", "restored", "--readers-stopped", "--group", &group];
+    let (code, _, error) = pipeline.usagectl_ended(&restored)?;
+    assert!(code == Some(1) && error.contains("1 members: stop all consumers first"), "{error}");
+    running.consumer.terminate()?;
+    running.query_api.terminate()?;
+    for table in ["usage_records", "usage_rollups"] {
+        pipeline.clickhouse(&format!("TRUNCATE TABLE {table}")).await?;
+        copy(&pipeline, &format!("backup_of_{table}"), table).await?;
+    }
+    // The fences were on the server that was lost.
+    pipeline.clickhouse("TRUNCATE TABLE usage_fences").await?;
+    let older = pipeline.clickhouse("SELECT count() FROM usage_records").await?;
+    assert!(older.parse::<u64>()? < whole.parse::<u64>()?, "{older} of {whole} were in the backup");
+
+    let said = pipeline.usagectl(&restored)?;
+    assert!(said.matches("from offset").count() == 4 && said.contains("batch"), "{said}");
+    assert_eq!(pipeline.clickhouse("SELECT count() FROM usage_rollups").await?, "0");
+    running.consumer = pipeline.consumer()?;
+    let (query_api, api) = pipeline.query_api()?;
+    running.query_api = query_api;
+    pipeline.judge(&api, PATIENCE).await?;
+    assert_eq!(pipeline.clickhouse("SELECT count() FROM usage_records").await?, whole);
+    rolled_up(&pipeline).await?;
+    pipeline.usagectl(&["verify"])?;
+    Ok(())
+}
+
+/// Copies a table's parts as a backup does: files are linked, not read.
+async fn copy(pipeline: &Pipeline, from: &str, to: &str) -> anyhow::Result<()> {
+    let parts = format!(
+        "SELECT DISTINCT partition_id FROM system.parts WHERE database = currentDatabase() AND table = '{from}' AND active"
+    );
+    for partition in pipeline.clickhouse(&parts).await?.lines() {
+        pipeline
+            .clickhouse(&format!("ALTER TABLE {to} ATTACH PARTITION ID '{partition}' FROM {from}"))
+            .await?;
+    }
+    Ok(())
+}
