@@ -46,8 +46,9 @@ pub async fn zombies_of_every_stop_point_store_nothing(bench: &dyn Bench, server
     storage.migrate().await.unwrap();
     let mut proxy = Proxy::start(server.address()).await;
     let oracle = Oracle::default();
-    // Many tenants make flushes large.
-    let mut makers = vec![Maker::new(113, 0, 60)];
+    let mut makers = vec![Maker::new(113, 0, 1)];
+    // Many metrics make flushes large.
+    makers[0].metrics = (0..200).map(|i| format!("metric.{i}")).collect();
     for stop in STOPS {
         let zombie = bench.impatient(Duration::from_secs(120), Some(proxy.address)).writer();
         take(&*zombie, &[0]).await;
