@@ -16,7 +16,6 @@ use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
 
 use crate::arguments::Restored;
 use group::Group;
-use plan::Reset;
 
 pub(super) async fn run(config: &Resolved, options: &Restored) -> anyhow::Result<()> {
     let control = super::control(config).await?;
