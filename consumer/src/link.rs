@@ -6,6 +6,7 @@ use std::thread::Thread;
 
 use tokio::sync::oneshot;
 use usage_storage::StoredId;
+use uuid::Uuid;
 
 use crate::commit::{CommitItem, CommitOutcome, CommitRequest};
 use crate::filter::IdFilter;
@@ -61,6 +62,8 @@ pub enum Event {
         low: i64,
         high: i64,
     },
+    /// The topic's id, as it is now.
+    TopicId(Option<Uuid>),
 }
 
 /// How the shipping of a batch ended.

@@ -78,6 +78,17 @@ pub enum Committed {
     Cleared,
 }
 
+impl Committed {
+    /// The number that it names; 0 if it names none.
+    pub fn batch_seq(&self) -> i64 {
+        match self {
+            Self::Planned(plan) => plan.batch_seq,
+            Self::Done { batch_seq } => *batch_seq,
+            Self::Cleared => 0,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error("the plan has an unknown version: {0}")]

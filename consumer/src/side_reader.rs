@@ -1,11 +1,14 @@
 //! Reads from Kafka beside the group's own fetching: committed offsets with their metadata, log bounds, and rows again.
 
+mod topic_id;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
+use uuid::Uuid;
 
 use crate::context::PlainContext;
 use crate::message::OwnedMessage;
@@ -81,6 +84,12 @@ impl SideReader {
             Ok(reader.asking.fetch_watermarks(&reader.topic, partition, CALL_WITHIN)?)
         })
         .await
+    }
+
+    /// The topic's id, which tells it from one of the same name before it; `None` if the brokers have none.
+    pub async fn topic_id(&self) -> Result<Option<Uuid>, SideReadError> {
+        self.blocking(|reader| Ok(topic_id::topic_id(reader.asking.client(), &reader.topic, CALL_WITHIN)?))
+            .await
     }
 
     /// How many partitions Kafka says the topic has.

@@ -18,7 +18,7 @@ use crate::commit::{CommitItem, CommitOutcome};
 use crate::filter::IdFilter;
 use crate::judge::Place;
 use crate::link::Event;
-use crate::plan::Plan;
+use crate::plan::{Plan, done_text};
 use crate::rebuild::{RebuildError, Rebuilt, rebuild};
 use crate::services::Services;
 use crate::ship::refused_letters;
@@ -33,6 +33,8 @@ pub struct Taken {
     /// The first offset that is not done.
     pub next: i64,
     pub filter: IdFilter,
+    /// Of the topic whose offsets these are.
+    pub topic_id: Option<Uuid>,
 }
 
 /// Why a takeover did not end.
@@ -140,12 +142,16 @@ impl Takeover<'_> {
         if kafka != counts.current {
             return Err(Fail::Count { kafka, recorded: counts.current });
         }
+        let topic_id = self.services.reader.topic_id().await?;
+        let progress = self.services.control.open_progress(partition).await?;
+        let recorded = self.services.control.topic_id(partition).await?;
         let found = Found {
             partition,
+            made_anew: recorded.zip(topic_id).is_some_and(|(then, now)| then != now),
             count: counts.current,
             first_count: counts.known.iter().copied().min().unwrap_or(counts.current),
             stored_seq: opened.last_batch_seq,
-            progress: self.services.control.open_progress(partition).await?,
+            progress,
             committed: self.services.reader.committed(partition).await?,
             log: self.services.reader.log_bounds(partition).await?,
             now: clock::now_millis(),
@@ -159,6 +165,12 @@ impl Takeover<'_> {
                 "offsets were skipped: completeness waits for `usagectl gaps accept`"
             );
             self.services.control.record_gap(partition, from, to).await?;
+        }
+        if found.made_anew {
+            self.begin_anew(offset, done_seq).await?;
+        }
+        if let Some(id) = topic_id.filter(|id| recorded != Some(*id)) {
+            self.services.control.set_topic_id(partition, id).await?;
         }
         let next = match plan {
             None => offset,
@@ -180,7 +192,22 @@ impl Takeover<'_> {
             ids = filter.len(),
             "partition taken over"
         );
-        Ok(Taken { place: Place { partition, count: counts.current }, done_seq, next, filter })
+        let place = Place { partition, count: counts.current };
+        Ok(Taken { place, done_seq, next, filter, topic_id })
+    }
+
+    /// The topic was deleted and made again: what is committed speaks of rows that are gone. The new commit comes before the new id
+    /// is recorded, so that whoever dies between them finds the topic new once more.
+    async fn begin_anew(&mut self, offset: i64, done_seq: i64) -> Result<(), Fail> {
+        let partition = self.ticket.partition;
+        tracing::error!(partition, offset, "the topic was made anew: its log is read from the beginning");
+        self.planned = None;
+        let item = CommitItem { ticket: self.ticket.clone(), offset, metadata: done_text(done_seq) };
+        if self.services.link.commit(vec![item]).await != [CommitOutcome::Committed] {
+            return Err(Fail::Revoked);
+        }
+        fail_point!("takeover.anew");
+        Ok(())
     }
 
     /// Same rows, same number, no decision again.

@@ -3,6 +3,7 @@
 //! Polling never rests: over budget, during takeovers and outages partitions are paused and the poll goes on, so that the group
 //! never takes a healthy worker for a dead one.
 
+mod beside;
 mod flow;
 mod held;
 mod release;
@@ -33,7 +34,7 @@ use crate::services::Services;
 use crate::takeover::take_over;
 use crate::telemetry::count;
 use crate::ticket::Ticket;
-use held::{Held, Look};
+use held::{Held, Look, Running};
 use release::Release;
 
 pub use release::RELEASE_WITHIN;
@@ -99,6 +100,7 @@ pub struct Worker {
     /// When stopped partitions were named last, and silent ones looked after.
     alarmed: Instant,
     listened: Instant,
+    topic_asked: Instant,
     /// Number of the last load of a filter, and of the last question that a batch asked: they go on over takeovers, so that
     /// nothing late is taken for an answer.
     last_load: u64,
@@ -138,6 +140,7 @@ impl Worker {
             completeness_asked: now,
             alarmed: now,
             listened: now,
+            topic_asked: now,
             last_load: 0,
             last_question: 0,
             stopping: false,
@@ -264,7 +267,10 @@ impl Worker {
             self.runtime.spawn(async move {
                 let mut attempts = services.attempts("log_bounds", &ticket);
                 let bounds = attempts.until_ok(|| services.reader.log_bounds(ticket.partition)).await;
-                if let Some((low, high)) = bounds {
+                // After them: what lies in a new log is judged by the new id.
+                let topic_id = attempts.until_ok(|| services.reader.topic_id()).await;
+                if let Some(((low, high), topic_id)) = bounds.zip(topic_id) {
+                    services.link.report(Event::TopicId(topic_id));
                     services.link.report(Event::LogBounds { ticket: ticket.clone(), low, high });
                 }
             });
@@ -313,18 +319,17 @@ impl Worker {
         self.begin_takeover(ticket);
     }
 
-    /// Another owner has fenced a partition that the group still gives to this worker. Under a new ticket, so that nothing counts
-    /// that runs for the old one.
-    fn take_over_again(&mut self, ticket: &Ticket) {
+    /// Under a new ticket, so that nothing counts that runs for the old one.
+    fn take_over_again(&mut self, ticket: &Ticket, why: &str) {
         let partition = ticket.partition;
         let Some(held) = self.held.get(&partition).filter(|held| held.ticket == *ticket) else { return };
-        let (paused, Some(running)) = (held.paused, held.running()) else { return };
-        if running.draining() || !ticket.is_valid() {
+        let (paused, draining) = (held.paused, held.running().is_some_and(Running::draining));
+        if draining || !ticket.is_valid() {
             // It is being given back: the next owner finds the plan.
             self.forget(partition);
             return;
         }
-        tracing::warn!(partition, "fenced by another owner: taking over again");
+        tracing::warn!(partition, why, "taking over again");
         self.hold(partition);
         if let Some(held) = self.held.get_mut(&partition) {
             held.paused = paused;

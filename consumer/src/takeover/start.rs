@@ -12,6 +12,8 @@ pub struct Found {
     /// Partitions of the topic, and the smallest number it ever had.
     pub count: i32,
     pub first_count: i32,
+    /// The topic is not the one that was consumed before; only its name is.
+    pub made_anew: bool,
     /// The greatest `batch_seq` among records and horizons.
     pub stored_seq: i64,
     pub progress: Progress,
@@ -57,6 +59,11 @@ pub enum Stop {
 /// Decides it.
 pub fn start(found: &Found) -> Result<Start, Stop> {
     let (low, high) = found.log;
+    if found.made_anew {
+        let planned = found.committed.as_ref().and_then(|committed| plan::parse(&committed.metadata).ok());
+        let planned = planned.map_or(0, |committed| committed.batch_seq());
+        return Ok(Start { offset: low, done_seq: found.last_seq(planned), plan: None, gap: None });
+    }
     let Some(committed) = &found.committed else {
         // Nothing was ever committed, or the commit expired: from the log's beginning, unless something before it was consumed
         // and what followed is gone.
@@ -117,6 +124,7 @@ mod tests {
             count: 12,
             first_count: 12,
             stored_seq: 40,
+            made_anew: false,
             progress: Progress { kafka_partition: 3, batch_seq: 41, next_offset },
             committed: committed
                 .map(|(offset, metadata)| CommittedOffset { offset, metadata: metadata.into() }),
@@ -171,6 +179,20 @@ mod tests {
         assert_eq!(start(&found(None, Some(100))).unwrap().offset, 100);
         assert_eq!(start(&found(None, Some(700))).unwrap().offset, 100, "an expired commit");
         assert_eq!(start(&found(None, Some(99))), Err(Stop::Gone { from: 99, to: 99 }));
+    }
+
+    #[test]
+    fn a_topic_made_anew_is_read_from_its_beginning_under_the_next_number() {
+        for text in [done_text(57), plan(12, 57, 205).to_text(), "someone else's".to_owned()] {
+            // Beyond the new log, or in the middle of it.
+            for offset in [200, 2_000] {
+                let mut found = found(Some((offset, &text)), Some(offset));
+                found.made_anew = true;
+                let done_seq = if text.contains("57") { 57 } else { 41 };
+                let begin = Start { offset: 100, done_seq, plan: None, gap: None };
+                assert_eq!(start(&found), Ok(begin), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -1,23 +1,22 @@
 //! The way of batches through the owner's thread: events from beside it, closing, shipping, and what is done by time.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use usage_service::error_chain::error_chain;
 use usage_service::{clock, fail_point, metric_names};
-use usage_storage::{StorageError, StoredId};
+use usage_storage::StoredId;
+use uuid::Uuid;
 
+use super::beside::{answer, ask_topic_id, refresh, reload_filter, roll_up, show_completeness};
 use super::held::{Drain, Held, Running, Sight, State};
 use super::release::mark;
 use super::{SEEK_TRIES, TICK, Worker};
 use crate::commit::CommitOutcome;
-use crate::ledger::{Ledger, Question, Rewind};
+use crate::ledger::{Ledger, Rewind};
 use crate::link::{Event, Fate};
-use crate::services::Services;
 use crate::ship::{Shipment, ship};
-use crate::takeover::{Taken, load_filter};
-use crate::telemetry::{self, count};
+use crate::takeover::Taken;
+use crate::telemetry::count;
 use crate::ticket::Ticket;
 
 /// How long a decided batch waits for others that are about to be decided.
@@ -30,6 +29,9 @@ const ALARM: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often it is shown how far the sources are.
 const COMPLETENESS: Duration = Duration::from_secs(10);
+/// How often the topic's id is asked for: a topic that was made anew is noticed by nothing else, if its log has grown beyond the
+/// worker's position meanwhile.
+const TOPIC_REFRESH: Duration = Duration::from_secs(10);
 /// How long nothing must be in hand before the commit says so.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -76,8 +78,9 @@ impl Worker {
             }
             Event::TickDone { fenced } => {
                 self.tick_runs = false;
-                fenced.iter().for_each(|ticket| self.take_over_again(ticket));
+                fenced.iter().for_each(|ticket| self.fenced(ticket));
             }
+            Event::TopicId(now) => self.check_topic_id(now),
             Event::LogBounds { ticket, low, high } => self.check_log_bounds(&ticket, low, high),
         }
     }
@@ -87,7 +90,7 @@ impl Worker {
         self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket)?.running_mut()
     }
 
-    fn taken_over(&mut self, ticket: &Ticket, Taken { place, done_seq, next, filter }: Taken) {
+    fn taken_over(&mut self, ticket: &Ticket, taken: Taken) {
         let limits = self.settings.limits;
         let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
             return;
@@ -96,7 +99,9 @@ impl Worker {
             return;
         }
         metrics::histogram!(metric_names::CONSUMER_TAKEOVER_SECONDS).record(held.since.elapsed());
+        let Taken { place, done_seq, next, filter, topic_id } = taken;
         let ledger = Ledger::new(place, done_seq, next, Instant::now());
+        held.topic_id = topic_id;
         held.state = State::Running(Box::new(Running::new(ledger, filter, limits)));
     }
 
@@ -107,6 +112,22 @@ impl Worker {
         tracing::error!(partition = ticket.partition, why, "the partition is stopped");
         self.budget.refund(held.charge());
         held.state = State::Stopped(why);
+    }
+
+    /// What was taken over of a topic that is gone is taken over again: the offsets of the new one begin anew.
+    fn check_topic_id(&mut self, now: Option<Uuid>) {
+        let gone = |held: &&Held| held.topic_id.zip(now).is_some_and(|(then, now)| then != now);
+        let tickets: Vec<Ticket> = self.held.values().filter(gone).map(|held| held.ticket.clone()).collect();
+        for ticket in tickets {
+            self.take_over_again(&ticket, "the topic was made anew");
+        }
+    }
+
+    /// Another owner has fenced a partition that the group still gives to this worker.
+    fn fenced(&mut self, ticket: &Ticket) {
+        if self.running(ticket).is_some() {
+            self.take_over_again(ticket, "fenced by another owner");
+        }
     }
 
     fn check_log_bounds(&mut self, ticket: &Ticket, low: i64, high: i64) {
@@ -201,7 +222,7 @@ impl Worker {
                 Self::rewound(running, rewind);
                 self.budget.refund(charge);
             }
-            Fate::Fenced => self.take_over_again(ticket),
+            Fate::Fenced => self.fenced(ticket),
             Fate::Abandoned => {
                 // The ticket is not valid any more; the rebalance that ended it follows.
                 self.forget(ticket.partition);
@@ -334,6 +355,10 @@ impl Worker {
             self.completeness_asked = now;
             self.runtime.spawn(show_completeness(self.services.clone()));
         }
+        if now.duration_since(self.topic_asked) >= TOPIC_REFRESH {
+            self.topic_asked = now;
+            self.runtime.spawn(ask_topic_id(self.services.clone()));
+        }
         if now.duration_since(self.listened) >= SILENCE {
             self.listened = now;
             let silent = self.silent();
@@ -410,83 +435,5 @@ impl Worker {
         let lag = end.saturating_sub(running.ledger.done().0).max(0);
         let lag = count(usize::try_from(lag).unwrap_or(0));
         metrics::gauge!(metric_names::CONSUMER_LAG_RECORDS, "partition" => partition.to_string()).set(lag);
-    }
-}
-
-/// Asks storage and the registry what a closed batch wants to know.
-async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
-    let mut attempts = services.attempts("lookup", &ticket);
-    let registry = if question.registry {
-        let Some(registry) = attempts.until_ok(|| services.registry()).await else { return };
-        Some(Arc::new(registry))
-    } else {
-        None
-    };
-    let found = if question.probes.is_empty() {
-        Vec::new()
-    } else {
-        let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
-        found
-    };
-    let hits = found.len() as u64;
-    let misses = (question.probes.len() as u64).saturating_sub(hits);
-    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
-    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
-    services.link.report(Event::Answered { ticket, question: question.number, registry, found });
-}
-
-async fn refresh(services: Arc<Services>) {
-    match services.registry().await {
-        Ok(registry) => services.link.report(Event::Registry(Arc::new(registry))),
-        // What is known stays; what is not known is read again before it is refused.
-        Err(error) => tracing::warn!(error = %error, "the registry can't be read"),
-    }
-}
-
-/// Every worker shows all sources: that of one that died must not be missed.
-async fn show_completeness(services: Arc<Services>) {
-    match services.control.completeness().await {
-        Ok(known) => telemetry::completeness(&known, clock::now_micros()),
-        Err(error) => tracing::warn!(error = %error_chain(&error), "completeness can't be read"),
-    }
-}
-
-async fn roll_up(services: Arc<Services>, tickets: Vec<Ticket>) {
-    let partitions: Vec<i32> = tickets.iter().map(|ticket| ticket.partition).collect();
-    let fenced = match services.writer.tick(&partitions).await {
-        Ok(()) => Vec::new(),
-        Err(error) => {
-            tracing::warn!(error = %error_chain(&error), "rolling up failed");
-            fenced(&error, tickets)
-        }
-    };
-    services.link.report(Event::TickDone { fenced });
-}
-
-/// The tickets whose partitions another owner has fenced.
-fn fenced(error: &StorageError, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
-    let StorageError::Fenced { partitions } = error else { return Vec::new() };
-    tickets.retain(|ticket| partitions.contains(&ticket.partition));
-    tickets
-}
-
-async fn reload_filter(services: Arc<Services>, ticket: Ticket, load: u64, partition_count: i32) {
-    let mut attempts = services.attempts("filter", &ticket);
-    let again = || load_filter(&services, ticket.partition, partition_count);
-    if let Some(filter) = attempts.until_ok(again).await {
-        services.link.report(Event::FilterLoaded { ticket: ticket.clone(), load, filter: Box::new(filter) });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fence_that_rolling_up_meets_names_its_tickets() {
-        let tickets = || (0..3).map(|partition| Ticket::new(partition, 7)).collect::<Vec<_>>();
-        let error = StorageError::Fenced { partitions: vec![2, 0, 9] };
-        assert_eq!(fenced(&error, tickets()), [Ticket::new(0, 7), Ticket::new(2, 7)]);
-        assert_eq!(fenced(&StorageError::Timeout, tickets()), []);
     }
 }

@@ -17,6 +17,8 @@ pub struct Held {
     pub since: Instant,
     /// As librdkafka has it; partitions are paused in the callback that assigns them, and a pause outlives an assignment.
     pub paused: bool,
+    /// Of the topic that the partition was taken over of.
+    pub topic_id: Option<Uuid>,
     pub state: State,
 }
 
@@ -137,7 +139,7 @@ impl Running {
 
 impl Held {
     pub fn new(ticket: Ticket) -> Self {
-        Self { ticket, since: Instant::now(), paused: true, state: State::TakingOver }
+        Self { ticket, since: Instant::now(), paused: true, topic_id: None, state: State::TakingOver }
     }
 
     pub fn running(&self) -> Option<&Running> {

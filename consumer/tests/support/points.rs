@@ -91,8 +91,11 @@ pub const REVOKED: &[Visit] = &[visit("consumer.revoked", 1)];
 /// In the callback that says that partitions are gone already.
 pub const LOST: &[Visit] = &[visit("consumer.lost", 1)];
 
+/// While a takeover begins the log of a topic that was made anew.
+pub const ANEW: &[Visit] = &[visit("takeover.anew", 1)];
+
 pub fn all() -> impl Iterator<Item = &'static Visit> {
-    [DECIDING, SHIPPING, TAKING_OVER, STOPPING, REFUSING, REFUSING_A_PLAN, REVOKED, LOST]
+    [DECIDING, SHIPPING, TAKING_OVER, STOPPING, REFUSING, REFUSING_A_PLAN, REVOKED, LOST, ANEW]
         .into_iter()
         .flatten()
 }

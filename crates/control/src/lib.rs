@@ -12,6 +12,7 @@ mod retired;
 mod sources;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod topic_id;
 mod types;
 
 use std::future::Future;

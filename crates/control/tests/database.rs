@@ -7,6 +7,7 @@ use usage_control::testing::{TestDatabase, with_database};
 use usage_control::*;
 use usage_devstack::testing::control_database_url;
 use usage_schemas::Kind;
+use uuid::Uuid;
 
 /// Runs a test with a migrated control database of its own.
 async fn with_control<F, T>(test: F)
@@ -276,6 +277,22 @@ async fn progress_moves_forward_only() {
         assert_eq!(control.advance(&[advance(3, 6, 0)]).await.unwrap(), [true]);
         let now = Progress { kafka_partition: 3, batch_seq: 6, next_offset: Some(0) };
         assert_eq!(control.open_progress(3).await.unwrap(), now);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_partition_remembers_its_topic() {
+    with_control(|control, _| async move {
+        let (first, second) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        assert!(matches!(control.topic_id(3).await, Err(ControlError::NoProgress(3))));
+        assert!(matches!(control.set_topic_id(3, first).await, Err(ControlError::NoProgress(3))));
+        control.open_progress(3).await.unwrap();
+        assert_eq!(control.topic_id(3).await.unwrap(), None);
+        for id in [first, second] {
+            control.set_topic_id(3, id).await.unwrap();
+            assert_eq!(control.topic_id(3).await.unwrap(), Some(id));
+        }
     })
     .await;
 }

@@ -1,0 +1,100 @@
+//! What runs beside the owner's thread for it, and reports to it.
+
+use std::sync::Arc;
+
+use usage_service::error_chain::error_chain;
+use usage_service::{clock, metric_names};
+use usage_storage::StorageError;
+
+use crate::ledger::Question;
+use crate::link::Event;
+use crate::services::Services;
+use crate::takeover::load_filter;
+use crate::telemetry;
+use crate::ticket::Ticket;
+
+/// Asks storage and the registry what a closed batch wants to know.
+pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
+    let mut attempts = services.attempts("lookup", &ticket);
+    let registry = if question.registry {
+        let Some(registry) = attempts.until_ok(|| services.registry()).await else { return };
+        Some(Arc::new(registry))
+    } else {
+        None
+    };
+    let found = if question.probes.is_empty() {
+        Vec::new()
+    } else {
+        let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
+        found
+    };
+    let hits = found.len() as u64;
+    let misses = (question.probes.len() as u64).saturating_sub(hits);
+    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
+    metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
+    services.link.report(Event::Answered { ticket, question: question.number, registry, found });
+}
+
+pub async fn refresh(services: Arc<Services>) {
+    match services.registry().await {
+        Ok(registry) => services.link.report(Event::Registry(Arc::new(registry))),
+        // What is known stays; what is not known is read again before it is refused.
+        Err(error) => tracing::warn!(error = %error, "the registry can't be read"),
+    }
+}
+
+/// Every worker shows all sources: that of one that died must not be missed.
+pub async fn show_completeness(services: Arc<Services>) {
+    match services.control.completeness().await {
+        Ok(known) => telemetry::completeness(&known, clock::now_micros()),
+        Err(error) => tracing::warn!(error = %error_chain(&error), "completeness can't be read"),
+    }
+}
+
+pub async fn ask_topic_id(services: Arc<Services>) {
+    match services.reader.topic_id().await {
+        Ok(id) => services.link.report(Event::TopicId(id)),
+        // The next time; while the topic does not exist nothing comes from it either.
+        Err(error) => tracing::debug!(error = %error_chain(&error), "the topic's id can't be read"),
+    }
+}
+
+pub async fn roll_up(services: Arc<Services>, tickets: Vec<Ticket>) {
+    let partitions: Vec<i32> = tickets.iter().map(|ticket| ticket.partition).collect();
+    let fenced = match services.writer.tick(&partitions).await {
+        Ok(()) => Vec::new(),
+        Err(error) => {
+            tracing::warn!(error = %error_chain(&error), "rolling up failed");
+            fenced(&error, tickets)
+        }
+    };
+    services.link.report(Event::TickDone { fenced });
+}
+
+/// The tickets whose partitions another owner has fenced.
+fn fenced(error: &StorageError, mut tickets: Vec<Ticket>) -> Vec<Ticket> {
+    let StorageError::Fenced { partitions } = error else { return Vec::new() };
+    tickets.retain(|ticket| partitions.contains(&ticket.partition));
+    tickets
+}
+
+pub async fn reload_filter(services: Arc<Services>, ticket: Ticket, load: u64, partition_count: i32) {
+    let mut attempts = services.attempts("filter", &ticket);
+    let again = || load_filter(&services, ticket.partition, partition_count);
+    if let Some(filter) = attempts.until_ok(again).await {
+        services.link.report(Event::FilterLoaded { ticket: ticket.clone(), load, filter: Box::new(filter) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_that_rolling_up_meets_names_its_tickets() {
+        let tickets = || (0..3).map(|partition| Ticket::new(partition, 7)).collect::<Vec<_>>();
+        let error = StorageError::Fenced { partitions: vec![2, 0, 9] };
+        assert_eq!(fenced(&error, tickets()), [Ticket::new(0, 7), Ticket::new(2, 7)]);
+        assert_eq!(fenced(&StorageError::Timeout, tickets()), []);
+    }
+}
