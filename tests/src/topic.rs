@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
@@ -150,5 +152,16 @@ pub async fn copy(from: (&str, i32, i64), to: (&str, i32)) -> anyhow::Result<()>
     record.payload = message.payload();
     record.headers = message.headers().map(BorrowedHeaders::detach);
     producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    Ok(())
+}
+
+/// Changes one setting of a topic; the others take the broker's defaults.
+pub async fn set(topic: &str, name: &str, value: &str) -> anyhow::Result<()> {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", testing::kafka_brokers()).create()?;
+    let change = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
+    for result in admin.alter_configs([&change], &AdminOptions::new()).await? {
+        result.map_err(|(_, code)| anyhow::anyhow!("{topic} does not take {name}={value}: {code}"))?;
+    }
     Ok(())
 }

@@ -30,6 +30,71 @@ async fn a_letter_that_a_recovery_wrote_twice_counts_once() -> anyhow::Result<()
     Ok(())
 }
 
+/// The same offset of two partitions is two letters (svix-webhooks 2429).
+#[tokio::test(flavor = "multi_thread")]
+async fn problem_98_one_offset_of_two_partitions_is_two_letters() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    for partition in ["0", "1"] {
+        write_letter(&pipeline, 7, "conflict", &[("dlq-partition", partition)]).await?;
+    }
+    assert_eq!(open(&pipeline, &[])?, 2);
+    assert_eq!(settled(&ask(&pipeline, &["discard", "--offsets", "0..1"])?), 1);
+    assert_eq!(states(&pipeline)?, ["discarded", "open"]);
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 1);
+    assert_eq!(replayed(&pipeline)?, [7]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kafka_refuses_stays_open_and_takes_nothing_along() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    let padding = "x".repeat(10_000);
+    for offset in 0..20 {
+        write_letter(&pipeline, offset, "conflict", &[("padding", &padding)]).await?;
+    }
+    write_letter(&pipeline, 20, "conflict", &[("padding", &padding.repeat(10))]).await?;
+    write_letter(&pipeline, 21, "conflict", &[]).await?;
+    // Less than the letters together, and less than one of them.
+    topic::set(pipeline.records_topic(), "max.message.bytes", "50000").await?;
+    let tally = ask(&pipeline, &["replay"])?;
+    assert_eq!(settled(&tally), 21, "{tally}");
+    let refused = tally["unreplayable"].as_object().and_then(|refused| refused.iter().next());
+    assert!(
+        refused.is_some_and(|(why, letters)| why.contains("Kafka refuses it") && letters == 1),
+        "{tally}"
+    );
+    let mut expected: Vec<i64> = (0..20).collect();
+    expected.push(21);
+    let mut replayed = replayed(&pipeline)?;
+    replayed.sort_unstable();
+    assert_eq!((replayed, open(&pipeline, &[])?), (expected, 1));
+
+    topic::set(pipeline.records_topic(), "max.message.bytes", "1000000").await?;
+    assert_eq!(settled(&ask(&pipeline, &["replay"])?), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_input_ends_with_2_and_changes_nothing() -> anyhow::Result<()> {
+    let pipeline = desk().await?;
+    write_letter(&pipeline, 0, "conflict", &[]).await?;
+    for (line, part) in [
+        (&["discard"][..], "--all"),
+        (&["count", "--partition", "1"], "--partition"),
+        (&["list", "--from", "2026-01-02T00:00:00Z", "--to", "2026-01-01T00:00:00Z"], "--to"),
+    ] {
+        let line: Vec<&str> = ["dead-letters"].iter().chain(line).copied().collect();
+        let output = pipeline.usagectl_command(&line).output()?;
+        let said = String::from_utf8(output.stderr)?;
+        assert!(output.status.code() == Some(2) && said.contains(part), "{line:?}: {said}");
+    }
+    let count = pipeline.usagectl(&["dead-letters", "count"])?;
+    assert!(count.contains("conflict  error     1") && count.contains("1 open letters"), "{count}");
+    let replayed = pipeline.usagectl(&["dead-letters", "replay"])?;
+    assert_eq!(replayed, "replayed 1 letters\n  1 conflict\n");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn filters_settle_some_and_leave_the_others_open() -> anyhow::Result<()> {
     let pipeline = desk().await?;

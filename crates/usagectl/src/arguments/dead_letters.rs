@@ -140,7 +140,7 @@ pub(crate) struct CountLetters {
     #[command(flatten)]
     pub filter: LetterFilter,
     /// What to count by, repeatable
-    #[arg(long, value_name = "WHAT", default_value = "reason")]
+    #[arg(long, value_name = "WHAT", default_values = ["reason", "severity"])]
     pub by: Vec<CountBy>,
     /// Prints JSON
     #[arg(long)]

@@ -45,26 +45,18 @@ impl Outbound {
         partitions: i32,
         letters: &[Letter],
     ) -> anyhow::Result<Vec<Result<(), RDKafkaErrorCode>>> {
-        let sends = letters.iter().map(|letter| {
-            let message = &letter.message;
-            self.send(FutureRecord {
-                topic,
-                partition: Some(partition_of_key(message.key.as_deref().unwrap_or_default(), partitions)),
-                payload: message.value.as_ref(),
-                key: message.key.as_ref(),
-                timestamp: None,
-                headers: Some(letter.replay_headers()),
-            })
-        });
+        let sends = letters.iter().map(|letter| self.send(record(topic, partitions, letter)));
         let results = self.runtime.block_on(join_all(sends));
-        let results = results.into_iter().map(|result| match result {
-            Ok(_) => Ok(Ok(())),
-            Err(error) => match error.rdkafka_error_code() {
-                Some(code) if is_final(code) => Ok(Err(code)),
-                _ => Err(error),
-            },
-        });
-        results.collect::<Result<_, _>>().with_context(|| format!("Kafka does not take messages for {topic}"))
+        let mut verdicts = Vec::with_capacity(letters.len());
+        for (letter, result) in letters.iter().zip(results) {
+            let verdict = match verdict(result) {
+                // A broker refuses a request as a whole: alone, most of its messages pass.
+                Ok(Err(_)) => verdict(self.runtime.block_on(self.send(record(topic, partitions, letter)))),
+                other => other,
+            };
+            verdicts.push(verdict.with_context(|| format!("Kafka does not take messages for {topic}"))?);
+        }
+        Ok(verdicts)
     }
 
     /// Marks letters of one partition; gives the mark's offset.
@@ -86,13 +78,33 @@ impl Outbound {
     }
 
     /// Gives the offset.
-    async fn send<K, V>(&self, record: FutureRecord<'_, K, V>) -> Result<i64, KafkaError>
-    where
-        K: rdkafka::message::ToBytes + ?Sized,
-        V: rdkafka::message::ToBytes + ?Sized,
-    {
+    async fn send(&self, record: FutureRecord<'_, [u8], [u8]>) -> Result<i64, KafkaError> {
         let within = std::time::Duration::from_secs(60);
         self.producer.send(record, within).await.map(|delivery| delivery.offset).map_err(|(error, _)| error)
+    }
+}
+
+/// A letter as it goes back.
+fn record<'a>(topic: &'a str, partitions: i32, letter: &'a Letter) -> FutureRecord<'a, [u8], [u8]> {
+    let message = &letter.message;
+    FutureRecord {
+        topic,
+        partition: Some(partition_of_key(message.key.as_deref().unwrap_or_default(), partitions)),
+        payload: message.value.as_deref(),
+        key: message.key.as_deref(),
+        timestamp: None,
+        headers: Some(letter.replay_headers()),
+    }
+}
+
+/// Splits what can't be sent at all from what fails for now.
+fn verdict(result: Result<i64, KafkaError>) -> Result<Result<(), RDKafkaErrorCode>, KafkaError> {
+    match result {
+        Ok(_) => Ok(Ok(())),
+        Err(error) => match error.rdkafka_error_code() {
+            Some(code) if is_final(code) => Ok(Err(code)),
+            _ => Err(error),
+        },
     }
 }
 

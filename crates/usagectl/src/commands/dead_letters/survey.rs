@@ -67,7 +67,10 @@ impl Survey {
             starts.insert(partition, start);
             let from = if whole { low } else { start.offset };
             spans.push(Span { partition, from, to: high });
-            of_marks.push(Span { partition, from: low.max(from - MARKS_BEFORE), to: high });
+            // Without letters no mark matters.
+            if from < high {
+                of_marks.push(Span { partition, from: low.max(from - MARKS_BEFORE), to: high });
+            }
         }
         let mut survey = Self {
             bar: bar(&[&of_marks, &spans]),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
+use rdkafka::{ClientConfig, ClientContext, Message as _, Offset, TopicPartitionList};
 use usage_schemas::names;
 use usage_service::config::KafkaConfig;
 
@@ -26,10 +26,23 @@ pub(super) struct Span {
 }
 
 pub(super) struct Topic {
-    consumer: BaseConsumer,
+    consumer: BaseConsumer<Quiet>,
     pub name: String,
     pub partitions: Vec<i32>,
 }
+
+/// rdkafka's own context logs the end of a partition as an error.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::PartitionEOF) {
+            tracing::warn!(error = %error, reason, "kafka");
+        }
+    }
+}
+
+impl ConsumerContext for Quiet {}
 
 /// A client's settings with those that every client of this command has.
 pub(super) fn client(kafka: &KafkaConfig) -> ClientConfig {
@@ -43,25 +56,31 @@ pub(super) fn client(kafka: &KafkaConfig) -> ClientConfig {
 
 impl Topic {
     pub fn open(kafka: &KafkaConfig) -> anyhow::Result<Self> {
-        let consumer: BaseConsumer = client(kafka)
+        let consumer: BaseConsumer<Quiet> = client(kafka)
             .set("group.id", names::DEAD_LETTERS_GROUP)
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("auto.offset.reset", "error")
             .set("isolation.level", "read_committed")
             .set("enable.partition.eof", "true")
-            .create()
+            .set("queued.max.messages.kbytes", "16384")
+            .set("fetch.max.bytes", (8 << 20).to_string())
+            .set("fetch.wait.max.ms", "50")
+            // By default a full queue rests for a second, in which it runs empty.
+            .set("fetch.queue.backoff.ms", "10")
+            .create_with_context(Quiet)
             .context("the settings of section kafka are not valid")?;
         let name = kafka.dead_letters_topic.clone();
         let metadata =
             consumer.fetch_metadata(Some(&name), KAFKA_WITHIN).context("no Kafka broker answers")?;
-        let topic = metadata.topics().iter().find(|topic| topic.name() == name && topic.error().is_none());
+        let topic = metadata.topics().iter().find(|topic| topic.name() == name);
+        if let Some(error) = topic.and_then(|topic| topic.error()) {
+            let code = RDKafkaErrorCode::from(error);
+            bail!("Kafka does not give topic {name}: {code}; `usagectl topics create` makes it");
+        }
         let mut partitions: Vec<i32> =
             topic.iter().flat_map(|topic| topic.partitions()).map(|partition| partition.id()).collect();
         partitions.sort_unstable();
-        if partitions.is_empty() {
-            bail!("topic {name} does not exist: run `usagectl topics create`");
-        }
         Ok(Self { consumer, name, partitions })
     }
 
