@@ -1,5 +1,6 @@
 //! What breaks and when: drawn up front from the seed, so that a seed is a schedule.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -168,6 +169,14 @@ impl Kind {
             Self::Grow => 0,
         }
     }
+
+    /// How long it is not drawn again: a broker takes 10 s to come back, a stopped group as long, and nothing flows meanwhile.
+    fn rest(self) -> Duration {
+        match self {
+            Self::Kafka | Self::Reset => Duration::from_secs(30),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 impl fmt::Display for Kind {
@@ -201,14 +210,20 @@ pub fn plan(seed: u64, lasts: Duration, kinds: &[Kind]) -> Vec<Step> {
     let mut first: Vec<Kind> = kinds.to_vec();
     first.shuffle(&mut random);
     let mut first = first.into_iter();
-    let mut steps = Vec::new();
+    let (mut steps, mut last) = (Vec::new(), BTreeMap::new());
     let mut at = Duration::from_millis(random.random_range(2_000..4_000));
     while at < lasts {
         let drawn = first.next().or_else(|| {
-            let weight = |kind: &Kind| kind.weight();
+            let rests = |kind: &Kind| last.get(kind).is_some_and(|last| at - *last < kind.rest());
+            let weight = |kind: &Kind| if rests(kind) { 0 } else { kind.weight() };
             kinds.choose_weighted(&mut random, weight).ok().copied()
         });
-        let Some(kind) = drawn else { break };
+        // Whatever there is rests, or has had its only turn.
+        let Some(kind) = drawn else {
+            at += Duration::from_secs(5);
+            continue;
+        };
+        last.insert(kind, at);
         steps.push(Step { at, fault: draw(kind, &mut random) });
         at += Duration::from_millis(random.random_range(2_000..5_000));
     }

@@ -78,3 +78,17 @@ fn a_step_says_what_it_does_and_to_whom() {
     assert_eq!(fault.to_string(), "no answers of clickhouse to consumer-1 for 4.0s, what was sent is lost");
     assert_eq!(Fault::Clock { hours: 2, lasts: MINUTE }.to_string(), "the source's clock +2 h for 60.0s");
 }
+
+#[test]
+fn what_stops_everything_leaves_time_for_the_rest() {
+    for seed in 0..50 {
+        let steps = plan(seed, 5 * MINUTE, &Kind::ALL);
+        for kind in [Kind::Kafka, Kind::Reset] {
+            let times: Vec<Duration> =
+                steps.iter().filter(|step| step.fault.kind() == kind).map(|step| step.at).collect();
+            assert!(!times.is_empty());
+            assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_secs(30)), "seed {seed}");
+        }
+    }
+    assert_eq!(plan(1, MINUTE, &[Kind::Kafka]).len(), 2);
+}
