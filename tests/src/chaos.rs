@@ -10,7 +10,7 @@ pub mod oracle;
 pub mod proxy;
 mod readers;
 pub mod schedule;
-mod storage;
+pub mod storage;
 mod timeline;
 mod truth;
 mod verdict;

@@ -1,9 +1,12 @@
-//! The short run of the chaos: two seeds, a minute each.
+//! The short run of the chaos: two seeds, a minute each; and that its looks into storage see what is wrong there.
 
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use usage_devstack::process::{Life, spawn};
+use usage_devstack::testing;
+use usage_tests::chaos::storage;
+use usage_tests::pipeline::{Options, Pipeline};
 
 /// Seeds whose schedules have every kind of fault within the minute (each minute has: see the schedule's tests).
 const SEEDS: [u64; 2] = [4, 17];
@@ -39,4 +42,55 @@ fn a_seed_prints_its_schedule_and_what_is_asked_wrongly_is_refused() {
     assert!(!chaos(&["--minutes", "0"]).0);
     let (good, refusal) = chaos(&["--faults", "fire"]);
     assert!(!good && refusal.contains("kill"), "{refusal}");
+}
+
+/// One rollup row of tenant 1's two records below: what it counts, their sum, least and greatest.
+fn rollup(database: &str, count: u32, sum: &str, least: &str, greatest: &str) -> String {
+    format!(
+        "INSERT INTO {database}.usage_rollups VALUES (toUUID('00000000-0000-0000-0000-000000000001'), 'm', 's', 'counter',
+         '2026-11-30 10:15:00', 3, 0, {count}, '{sum}', '{least}', '{greatest}', ('1900-01-01', unhex('00'), 0), 0)"
+    )
+}
+
+fn record(database: &str, number: u32, value: &str, at: &str) -> String {
+    format!(
+        "INSERT INTO {database}.usage_records (record_id, tenant_id, source, metric, kind, value, timestamp, ingested_at,
+         content_hash, kafka_partition, kafka_offset, batch_seq) VALUES (toUUID('00000000-0000-0000-0000-0000000001{number:02}'),
+         toUUID('00000000-0000-0000-0000-000000000001'), 's', 'm', 'counter', '{value}', '{at}', '{at}', unhex('00'), 3, {number}, 1)"
+    )
+}
+
+#[tokio::test]
+async fn records_and_wrong_rollups_are_seen_in_storage() -> anyhow::Result<()> {
+    let pipeline = Pipeline::prepare(Options::default()).await?;
+    let (url, database) = (testing::clickhouse_url(), pipeline.clickhouse_database());
+    let wrong = async || storage::wrong_rollups(&url, database).await.map(|found| found.len());
+    assert_eq!(wrong().await?, 0);
+    storage::ask(&url, record(database, 1, "1.5", "2026-11-30 10:15:00")).await?;
+    storage::ask(&url, record(database, 2, "2", "2026-11-30 10:29:59.999999")).await?;
+    assert_eq!(wrong().await?, 1, "there is no rollup");
+    storage::ask(&url, rollup(database, 1, "1.5", "1.5", "1.5")).await?;
+    assert_eq!(wrong().await?, 1, "it lacks a record");
+    assert_eq!(storage::counts(&url, database).await?, (2, 1));
+    storage::ask(&url, rollup(database, 1, "2", "2", "2")).await?;
+    assert_eq!(wrong().await?, 0);
+    let values: Vec<String> =
+        storage::records(&url, database).await?.iter().map(|row| row.content.value.to_string()).collect();
+    assert!(values.len() == 2 && values.contains(&"1.5".into()), "{values:?}");
+    for (count, sum, least, greatest) in [
+        (1, "0", "1.5", "2"),
+        (0, "0.000000000000000001", "1.5", "2"),
+        (0, "0", "1.4", "2"),
+        (0, "0", "1.5", "2.1"),
+    ] {
+        storage::ask(&url, rollup(database, count, sum, least, greatest)).await?;
+        assert_eq!(wrong().await?, 1, "{count} {sum} {least} {greatest}");
+        storage::ask(&url, format!("TRUNCATE TABLE {database}.usage_rollups")).await?;
+        storage::ask(&url, rollup(database, 2, "3.5", "1.5", "2")).await?;
+        assert_eq!(wrong().await?, 0);
+    }
+    // A rollup of nothing.
+    storage::ask(&url, format!("TRUNCATE TABLE {database}.usage_records")).await?;
+    assert_eq!(wrong().await?, 1);
+    Ok(())
 }
