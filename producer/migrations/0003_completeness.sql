@@ -17,12 +17,12 @@ CREATE TABLE usage_outbox_returned (
 -- For the oldest waiting row of a source, each second. A hash, since a text may be longer than an index takes.
 CREATE INDEX usage_outbox_waiting_oldest ON usage_outbox_waiting (hashtextextended(source, 0), emitted_at);
 
--- An operator decides what becomes of a dead letter; the row stays as a record of it, without the payload where that went on its way again.
+-- An operator decides what becomes of a dead letter (`usagectl outbox dead-letters`). The row stays as a record of it, without the payload
+-- where that went on its way again or was thrown away.
 ALTER TABLE usage_outbox_dead_letters
   ADD COLUMN state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'retried', 'resolved', 'discarded')),
   ADD COLUMN decided_at timestamptz,
   ADD COLUMN decided_by text,
-  ADD COLUMN note text,
-  ADD COLUMN attempts integer NOT NULL DEFAULT 0;
+  ADD COLUMN note text;
 
 INSERT INTO usage_outbox_migrations (version) VALUES (3);

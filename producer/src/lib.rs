@@ -9,6 +9,7 @@
 
 pub mod client;
 pub mod outbox;
+mod pg_time;
 pub mod relay;
 mod waker;
 

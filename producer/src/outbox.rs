@@ -1,6 +1,11 @@
 //! The outbox in the source's database: its migrations and its names.
 
+pub mod dead_letters;
+mod repair;
+
 use sqlx::{Connection, PgConnection, PgPool};
+
+pub use self::repair::{Repair, RepairError, repair};
 
 /// The migrations: plain SQL that psql runs as well (`producer/migrations`). Each one records its own version.
 const MIGRATIONS: &[(i32, &str)] = &[

@@ -17,7 +17,6 @@ mod lanes;
 mod lease;
 mod markers;
 mod partition;
-mod pg_time;
 mod rows;
 mod sender;
 mod session;

@@ -13,8 +13,8 @@ use usage_schemas::{Marker, Timestamp, json, names};
 use usage_service::metric_names;
 use uuid::Uuid;
 
-use super::pg_time::PgTime;
 use super::rows::Row;
+use crate::pg_time::PgTime;
 
 /// A configured source with its key and its metrics.
 pub(crate) struct Source {

@@ -13,7 +13,7 @@
 
 use std::collections::HashSet;
 
-use super::pg_time::PgTime;
+use crate::pg_time::PgTime;
 
 /// A transaction that holds the outbox's lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

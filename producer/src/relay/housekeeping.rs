@@ -6,9 +6,9 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::floor::{Holder, Look};
-use super::pg_time::PgTime;
 use super::session::{SERVER_COLUMNS, STATEMENT, ServerId, bounded};
 use crate::outbox::SEGMENTS;
+use crate::pg_time::PgTime;
 
 /// The last id that was handed out.
 pub(crate) const HIGH: &str =

@@ -28,10 +28,10 @@ pub(crate) use self::rules::until;
 use super::encode::{self, Source};
 use super::floor::{Look, Rounds};
 use super::lease::Held;
-use super::pg_time::PgTime;
 use super::sender::{Report, Sender, Ticket, Via};
 use super::session::ServerId;
 use super::{Shared, set_aside};
+use crate::pg_time::PgTime;
 
 /// The longest that handing over one marker may take; leases are more important.
 const HAND_OVER: Duration = Duration::from_millis(50);

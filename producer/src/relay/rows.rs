@@ -8,8 +8,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use usage_service::fail_point;
 use uuid::Uuid;
 
-use super::pg_time::PgTime;
 use super::session::{STATEMENT, bounded};
+use crate::pg_time::PgTime;
 
 /// A page stops here, whatever its number of rows, so that large payloads don't fill the memory.
 const PAGE_BYTES: usize = 16 << 20;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use rdkafka::mocking::MockCluster;
-use usage_devstack::{Kafka, Postgres};
-use usage_producer::outbox;
+use usage_devstack::Kafka;
 use usage_schemas::partition::partition_of;
 use usage_service::config::KafkaConfig;
 use uuid::Uuid;
@@ -173,52 +172,5 @@ async fn problem_52_rows_outlast_the_broker() {
     let keys = topic.keys().await;
     assert_eq!(keys.len(), 201);
     tokio::task::spawn_blocking(move || kafka.stop()).await.unwrap().unwrap();
-    std::fs::remove_dir_all(directory).unwrap();
-}
-
-/// A prepared transaction has another virtual id after a restart: proofs and floors from before it would lose its row.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_of_the_database_starts_the_floor_anew() {
-    let directory = std::env::temp_dir().join(format!("usage-postgres-{}", Uuid::new_v4()));
-    let started = directory.clone();
-    let mut postgres = tokio::task::spawn_blocking(move || Postgres::start(&started)).await.unwrap().unwrap();
-    let source = Source::empty_on(&postgres.url("postgres")).await;
-    outbox::migrate(&source.pool).await.unwrap();
-    let topic = Topic::new(1).await;
-    let relay = Running::start(config(&source, &topic));
-    // One tenant, so one outbox partition, whose floor is what matters.
-    let tenant = Uuid::new_v4();
-    let mut late = source.pool.begin().await.unwrap();
-    sqlx::query("SELECT usage_emit($1, 'llm.tokens', 1, 'prepared')")
-        .bind(tenant)
-        .execute(&mut *late)
-        .await
-        .unwrap();
-    sqlx::raw_sql("PREPARE TRANSACTION 'late'").execute(&mut *late).await.unwrap();
-    // The transaction is the server's now; what is left of it here must not be rolled back in its name.
-    drop(late);
-    source.emit(tenant, "before").await;
-    source.emptied().await;
-
-    let postgres = tokio::task::spawn_blocking(move || {
-        postgres.restart_immediate().unwrap();
-        postgres
-    })
-    .await
-    .unwrap();
-    until("the server is back", async || sqlx::query("SELECT 1").execute(&source.pool).await.ok()).await;
-    for number in 0..5 {
-        source.emit(tenant, &format!("after-{number}")).await;
-        source.emptied().await;
-        // Two looks for the floor happen at least.
-        tokio::time::sleep(Duration::from_millis(450)).await;
-    }
-    sqlx::raw_sql("COMMIT PREPARED 'late'").execute(&source.pool).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(20), source.emptied()).await.unwrap();
-    relay.stop().await;
-    let keys = topic.keys().await;
-    assert_eq!(keys, ["after-0", "after-1", "after-2", "after-3", "after-4", "before", "prepared"]);
-    drop(source);
-    tokio::task::spawn_blocking(move || postgres.stop()).await.unwrap().unwrap();
     std::fs::remove_dir_all(directory).unwrap();
 }

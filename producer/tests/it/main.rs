@@ -1,11 +1,14 @@
 //! The producer against the real Postgres and the real Kafka.
 
+mod dead_letters;
 mod delivery;
 mod emit;
 mod failures;
+mod kills;
 mod markers;
 mod migrations;
 mod process;
+mod schedules;
 mod set_aside;
 mod sharing;
 mod support;

@@ -11,10 +11,10 @@ use crate::process::Process;
 use crate::support::{Arrived, Running, SOURCE, Source, Topic, config, key_of, until};
 
 /// What emitters know: each committed key with the time of its row.
-type Truth = BTreeMap<String, Timestamp>;
+pub type Truth = BTreeMap<String, Timestamp>;
 
 /// Emits in a transaction of the pool and returns what was written and when.
-async fn emit(connection: &mut sqlx::PgConnection, tenant: Uuid, key: &str) -> Timestamp {
+pub async fn emit(connection: &mut sqlx::PgConnection, tenant: Uuid, key: &str) -> Timestamp {
     sqlx::query("SELECT usage_emit($1, 'llm.tokens', 1, $2)")
         .bind(tenant)
         .bind(key)
@@ -34,11 +34,11 @@ async fn emit(connection: &mut sqlx::PgConnection, tenant: Uuid, key: &str) -> T
 }
 
 /// No marker runs ahead: each of them stands behind the first copy of every record of its source that was emitted before its time.
-fn none_runs_ahead(arrived: &[Arrived], truth: &Truth, source: &str, outbox: Uuid) -> usize {
+pub fn none_runs_ahead(arrived: &[Arrived], truth: &Truth, source: &str, outbox: Uuid) -> usize {
     let mut first: BTreeMap<&str, (i32, i64)> = BTreeMap::new();
     for arrived in arrived {
         if let Arrived::Record(record) = arrived {
-            let key = record.record.idempotency_key.as_deref().unwrap();
+            let Some(key) = record.record.idempotency_key.as_deref() else { continue };
             let place = first.entry(key).or_insert((record.partition, record.offset));
             place.1 = place.1.min(record.offset);
         }
@@ -61,7 +61,7 @@ fn none_runs_ahead(arrived: &[Arrived], truth: &Truth, source: &str, outbox: Uui
     markers
 }
 
-async fn passes(topic: &Topic, source: &str, outbox: Uuid, time: Timestamp) {
+pub async fn passes(topic: &Topic, source: &str, outbox: Uuid, time: Timestamp) {
     until("completeness passes the time", async || {
         topic.complete_until(source, outbox).await.filter(|until| *until > time).map(|_| ())
     })

@@ -5,7 +5,7 @@ use usage_schemas::codec::Decoder;
 use usage_schemas::{Kind, Quantity, Timestamp, UsageRecord};
 
 use super::*;
-use crate::relay::pg_time::PgTime;
+use crate::pg_time::PgTime;
 use crate::relay::rows::RowKey;
 
 const TENANT: Uuid = Uuid::from_u128(0x0190_f3c2_6f1e_7a44_9d3b_5a1f_0c2e_7b10);

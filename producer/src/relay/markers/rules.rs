@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use usage_schemas::Timestamp;
 
-use crate::relay::pg_time::PgTime;
+use crate::pg_time::PgTime;
 
 /// Between two markers of an outbox into which nobody emits.
 pub(super) const IDLE: Duration = Duration::from_secs(10);

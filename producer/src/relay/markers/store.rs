@@ -6,10 +6,10 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 use uuid::Uuid;
 
 use super::rules::State;
+use crate::pg_time::PgTime;
 use crate::relay::encode::{Source, Sources};
 use crate::relay::housekeeping::HIGH;
 use crate::relay::lease::Held;
-use crate::relay::pg_time::PgTime;
 use crate::relay::session::{SERVER_COLUMNS, STATEMENT, ServerId, bounded};
 
 /// What has to be known before anything is stored or sent.

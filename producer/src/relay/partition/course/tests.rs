@@ -1,5 +1,5 @@
 use super::*;
-use crate::relay::pg_time::PgTime;
+use crate::pg_time::PgTime;
 
 const SECOND: Duration = Duration::from_secs(1);
 

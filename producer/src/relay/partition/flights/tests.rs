@@ -1,8 +1,8 @@
 use uuid::Uuid;
 
 use super::*;
+use crate::pg_time::PgTime;
 use crate::relay::encode::Sources;
-use crate::relay::pg_time::PgTime;
 
 fn source() -> Arc<Source> {
     let sources = Sources::new(vec![("demo".into(), "k".into(), vec![0; 32])], Some("demo".into()));
