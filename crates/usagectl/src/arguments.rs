@@ -1,6 +1,7 @@
 //! The command line.
 
 mod dead_letters;
+pub(crate) mod outbox;
 mod storage;
 
 use std::path::PathBuf;
@@ -61,7 +62,7 @@ pub(crate) enum Command {
     Verify(Verify),
     /// The outbox in the source's database
     #[command(subcommand)]
-    Outbox(Migrate),
+    Outbox(outbox::Outbox),
     /// What the consumer refused: the topic of dead letters
     #[command(subcommand)]
     DeadLetters(DeadLetters),
@@ -297,6 +298,12 @@ mod tests {
             ("verify --from yesterday", "--from"),
             ("verify --tenant 00000000-0000-0000-0000-000000000000", "nil"),
             ("storage restored", "--readers-stopped"),
+            ("outbox dead-letters retry", "--all"),
+            ("outbox dead-letters discard --dry-run", "--all"),
+            ("outbox dead-letters resolve 1 --all", "--all"),
+            ("outbox dead-letters retry x", "ID"),
+            ("outbox dead-letters list --source Demo", "--source"),
+            ("outbox dead-letters list --state gone", "--state"),
         ] {
             let text = refused(line);
             assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");

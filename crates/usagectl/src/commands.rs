@@ -4,6 +4,7 @@ mod dead_letters;
 mod gaps;
 mod keys;
 mod migrate;
+mod outbox;
 mod restored;
 mod source;
 mod topics;
@@ -31,7 +32,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Storage(Storage::Migrate) => migrate::storage(&config).await,
         Command::Storage(Storage::Restored(options)) => restored::run(&config, &options).await,
         Command::Verify(options) => verify::run(&config, options).await,
-        Command::Outbox(Migrate::Migrate) => migrate::outbox(&config).await,
+        Command::Outbox(command) => outbox::run(&config, command).await,
         Command::DeadLetters(command) => dead_letters::run(&config, command).await,
         Command::Source(Source::Add(options)) => source::add(&config, options).await,
         Command::Source(Source::List(options)) => source::list(&config, &options).await,
