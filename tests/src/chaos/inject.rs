@@ -1,19 +1,24 @@
 //! One fault, from its beginning to its end.
 
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use nix::sys::signal::Signal;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::{Instant, sleep, timeout_at};
+use usage_devstack::process::{self, Life};
 
-use super::cluster::{Cluster, blocking};
+use super::cluster::{Cluster, PARTITIONS, blocking};
 use super::offsets;
 use super::schedule::{Actor, After, Bad, Fault, Link};
 use super::storage;
 
 /// How long a kill of ClickHouse waits for an insert to hit.
 const INSERT_WITHIN: Duration = Duration::from_secs(2);
+/// However often it is called: whatever it needs may be away meanwhile.
+const GROWN_WITHIN: Duration = Duration::from_secs(180);
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,9 +96,9 @@ pub async fn inject(cluster: &Cluster, fault: Fault, deadline: Instant) -> anyho
             let Some(_topic) = turn(&cluster.topic, deadline).await else { return Ok(late()) };
             Ok(Effect::Done(offsets::reset(cluster, back).await?))
         }
-        Fault::GrowTopic => {
+        Fault::GrowTopic { killed_after } => {
             let Some(_topic) = turn(&cluster.topic, deadline).await else { return Ok(late()) };
-            grow(cluster).await
+            grow(cluster, killed_after).await
         }
         Fault::Clock { hours, lasts } => {
             std::fs::write(&cluster.clock, hours.to_string())?;
@@ -138,8 +143,45 @@ async fn fill_disk(cluster: &Cluster, lasts: Duration) -> anyhow::Result<Effect>
     Ok(Effect::Done("room again".into()))
 }
 
-async fn grow(_cluster: &Cluster) -> anyhow::Result<Effect> {
-    Ok(Effect::Skipped("there is no command for it yet".into()))
+/// An operator whose command dies, and who calls it until it has ended well.
+async fn grow(cluster: &Cluster, killed_after: Duration) -> anyhow::Result<Effect> {
+    let help = cluster.pipeline.usagectl_command(&["topics", "grow", "--help"]);
+    let (known, _) = blocking(move || until_killed(help, GROWN_WITHIN)).await?;
+    if !known.is_some_and(|status| status.success()) {
+        return Ok(Effect::Skipped("this usagectl can't grow a topic".into()));
+    }
+    let partitions = (PARTITIONS * 3 / 2).to_string();
+    // At least twice the API's cache time.
+    let arguments = ["topics", "grow", "--partitions", &partitions, "--readers-within", "5s"];
+    let began = Instant::now();
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let command = cluster.pipeline.usagectl_command(&arguments);
+        let patience = if attempts == 1 { killed_after } else { GROWN_WITHIN };
+        let (ended, said) = blocking(move || until_killed(command, patience)).await?;
+        match ended {
+            Some(status) if status.success() => {
+                let took = began.elapsed();
+                return Ok(Effect::Done(format!("{partitions} partitions, {attempts} attempts, {took:.1?}")));
+            }
+            _ if began.elapsed() > GROWN_WITHIN => bail!("the topic does not grow: {said}"),
+            _ => {}
+        }
+    }
+}
+
+/// Runs the command for this long at most; how it ended, if it did so by itself, and what it said.
+fn until_killed(mut command: Command, patience: Duration) -> anyhow::Result<(Option<ExitStatus>, String)> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = process::spawn(command, Life::Attached(Signal::SIGKILL))?;
+    let by_itself = process::wait_until(patience, || matches!(child.try_wait(), Ok(Some(_))));
+    if !by_itself {
+        child.kill()?;
+    }
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Ok((by_itself.then_some(output.status), said))
 }
 
 /// Whoever ended without being told to is started again, as a service manager would do.
@@ -164,4 +206,24 @@ pub async fn look_after(cluster: &Cluster, say: impl Fn(&str)) -> anyhow::Result
 /// All consumers, in the order in which their locks are taken.
 pub fn consumers(cluster: &Cluster) -> Vec<Actor> {
     cluster.members.keys().copied().filter(|actor| matches!(actor, Actor::Consumer(_))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_command_ends_by_itself_or_is_killed() {
+        let (status, said) = until_killed(shell("echo out; echo err >&2; exit 3"), GROWN_WITHIN).unwrap();
+        assert_eq!((status.and_then(|status| status.code()), said.as_str()), (Some(3), "out\nerr\n"));
+        let (status, said) =
+            until_killed(shell("echo begun; exec sleep 1000"), Duration::from_millis(500)).unwrap();
+        assert!(status.is_none() && (said == "begun\n" || said.is_empty()), "{said}");
+    }
 }

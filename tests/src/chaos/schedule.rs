@@ -117,7 +117,10 @@ pub enum Fault {
     },
     FillDisk(Duration),
     ResetOffsets(Back),
-    GrowTopic,
+    /// The command is killed after this time, then runs to its end.
+    GrowTopic {
+        killed_after: Duration,
+    },
     /// The source's clock is wrong by so many hours.
     Clock {
         hours: i8,
@@ -266,7 +269,7 @@ fn draw(kind: Kind, random: &mut StdRng) -> Fault {
             let by = Back::By(random.random_range(1..3_000));
             Fault::ResetOffsets(if random.random_ratio(1, 3) { Back::Earliest } else { by })
         }
-        Kind::Grow => Fault::GrowTopic,
+        Kind::Grow => Fault::GrowTopic { killed_after: seconds(0..9) },
         Kind::Clock => {
             let lasts = seconds(3..10);
             Fault::Clock { hours: pick(&[-2, 2], random), lasts }
@@ -290,7 +293,7 @@ impl Fault {
             Self::Network { .. } => Kind::Network,
             Self::FillDisk(_) => Kind::Disk,
             Self::ResetOffsets(_) => Kind::Reset,
-            Self::GrowTopic => Kind::Grow,
+            Self::GrowTopic { .. } => Kind::Grow,
             Self::Clock { .. } => Kind::Clock,
         }
     }
@@ -341,7 +344,9 @@ impl fmt::Display for Fault {
             Self::FillDisk(lasts) => write!(f, "full disk of the outbox for {lasts:.1?}"),
             Self::ResetOffsets(Back::Earliest) => write!(f, "offsets back to the earliest"),
             Self::ResetOffsets(Back::By(count)) => write!(f, "offsets back by {count}"),
-            Self::GrowTopic => write!(f, "the topic grows"),
+            Self::GrowTopic { killed_after } => {
+                write!(f, "the topic grows, the command is killed after {killed_after:.1?}")
+            }
             Self::Clock { hours, lasts } => write!(f, "the source's clock {hours:+} h for {lasts:.1?}"),
         }
     }

@@ -50,6 +50,9 @@ pub async fn reach(cluster: &Cluster, seen: Vec<Seen>) -> anyhow::Result<Verdict
     let letters = dead_letters(cluster).await?;
     differences.extend(judge(&emissions, &stored, &letters));
     differences.extend(storage::wrong_rollups(&cluster.clickhouse_url, database).await?);
+    // The system's own check must come to the same.
+    let verified = usagectl(cluster, &["verify"]).await;
+    differences.extend(verified.err().map(|error| Difference::Other(format!("{error:#}"))));
     differences.extend(final_answers(cluster, &stored).await?);
 
     let absurd = seen.iter().flat_map(|seen| &seen.absurd);
@@ -97,6 +100,16 @@ async fn come_to_rest(cluster: &Cluster, database: &str) -> anyhow::Result<()> {
         .await?;
     if refused != 0 {
         bail!("{refused} rows are dead letters of the outbox");
+    }
+    Ok(())
+}
+
+async fn usagectl(cluster: &Cluster, arguments: &[&str]) -> anyhow::Result<()> {
+    let mut command = cluster.pipeline.usagectl_command(arguments);
+    let output = blocking(move || Ok(command.output()?)).await?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].concat();
+        bail!("usagectl {} failed: {}", arguments.join(" "), String::from_utf8_lossy(&said));
     }
     Ok(())
 }
