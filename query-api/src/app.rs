@@ -5,9 +5,9 @@ use axum::routing::get;
 use tower_http::catch_panic::CatchPanicLayer;
 use usage_service::health::Health;
 
-use crate::observe;
-use crate::routes::{aggregated, raw, records, types, watermarks};
+use crate::routes::{aggregated, allowances, raw, records, types, watermarks};
 use crate::state::App;
+use crate::{auth, observe};
 
 /// Every path of the API.
 pub const PATHS: &[&str] = &[
@@ -17,6 +17,7 @@ pub const PATHS: &[&str] = &[
     "/v1/usage/metadata/watermarks",
     "/v1/usage/types",
     "/v1/usage/types/{name}",
+    "/v1/usage/allowances/{subject}",
     "/health/live",
     "/health/ready",
 ];
@@ -30,6 +31,9 @@ pub fn router(app: App, health: &Health) -> Router {
         .route("/v1/usage/metadata/watermarks", get(watermarks::get))
         .route("/v1/usage/types", get(types::list).post(types::post))
         .route("/v1/usage/types/{name}", get(types::get))
+        .route("/v1/usage/allowances/{subject}", get(allowances::get))
+        .layer(app.rates.clone())
+        .layer(axum::middleware::from_fn_with_state(app.clone(), auth::remember))
         .with_state(app)
         .merge(health.probes())
         .layer(CatchPanicLayer::custom(observe::panicked))

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use axum::middleware::Next;
+use axum::response::Response;
 use usage_access::{Scope, SecurityContext};
 use uuid::Uuid;
 
@@ -47,11 +49,10 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &App) -> Result<Self, Failure> {
-        let token = bearer(&parts.headers)?;
-        let context = state.verifier.verify(token).map_err(|error| {
-            tracing::info!(error = %error, "refused a token");
-            Failure::unauthenticated("the token is not valid, or no longer", Some("invalid_token"))
-        })?;
+        if let Some(Verified(context)) = parts.extensions.get() {
+            return Ok(Self(context.clone()));
+        }
+        let context = verify(&parts.headers, state)?;
         if let Some(seen) = parts.extensions.get::<SeenTenant>() {
             // A second extraction of the same request finds the same tenant.
             let _ = seen.0.set(context.tenant_id);
@@ -60,8 +61,32 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
+/// The caller, known before the handler: to its rate limits too.
+#[derive(Debug, Clone)]
+pub struct Verified(pub SecurityContext);
+
+/// Axum middleware that verifies the token once. What is wrong with it the handler tells.
+pub async fn remember(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match Caller::from_request_parts(&mut parts, &app).await {
+        Ok(Caller(context)) => {
+            parts.extensions.insert(Verified(context));
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(_) => next.run(Request::from_parts(parts, body)).await,
+    }
+}
+
+fn verify(headers: &HeaderMap, state: &App) -> Result<SecurityContext, Failure> {
+    let token = bearer(headers)?;
+    state.verifier.verify(token).map_err(|error| {
+        tracing::info!(error = %error, "refused a token");
+        Failure::unauthenticated("the token is not valid, or no longer", Some("invalid_token"))
+    })
+}
+
 /// The token of `Authorization: Bearer …`. Two such headers are a doubt.
-fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
+pub fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let missing = || Failure::unauthenticated("send `Authorization: Bearer <token>`", None);
     let value = values.next().ok_or_else(missing)?;

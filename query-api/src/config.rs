@@ -9,6 +9,9 @@ use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Settin
 use usage_service::telemetry::TelemetryConfig;
 use usage_storage::clickhouse::ClickHouseConfig;
 
+use crate::allowances::Spending;
+use crate::rates::Rules;
+
 /// All settings, see `docs/config.md`.
 pub const SETTINGS: &[Setting] = usage_service::settings![
     &[
@@ -34,6 +37,26 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660"),
         Setting::size("limits.body", "Largest request body.").default("64KiB"),
         Setting::duration("limits.cache", "How long usage types and partition counts are remembered.").default("5s"),
+        Setting::list(
+            "limits.tenant_requests",
+            "Requests that one tenant may send, like `50/1s` or `2000/1m`; several hold together. None: no limit.",
+        )
+        .optional(),
+        Setting::list("limits.token_requests", "The same for one token.").optional(),
+        Setting::bool(
+            "limits.requests_fail_closed",
+            "Refuse requests while the control database can't count them, instead of letting them through.",
+        )
+        .default("false"),
+        Setting::text("allowances.database_url", "Postgres with a table of allowances that `GET /v1/usage/allowances` reads.")
+            .optional()
+            .secret(),
+        Setting::text("allowances.table", "That table.").default("usage_allowances"),
+        Setting::tables("allowances.meters", "The meters that can be read."),
+        Setting::text("allowances.meters[].name", "The meter's name in the table."),
+        Setting::text("allowances.meters[].period", "`month` or `day`."),
+        Setting::text("allowances.meters[].zone", "IANA zone of the period; UTC if absent.").optional(),
+        Setting::integer("allowances.meters[].limit", "The limit of each period; none if absent.").optional(),
     ],
     CLICKHOUSE,
     CONTROL_DATABASE,
@@ -47,6 +70,7 @@ pub struct Config {
     pub api: Api,
     pub auth: Auth,
     pub limits: Limits,
+    pub allowances: AllowancesConfig,
     pub clickhouse: ClickHouseConfig,
     pub control_database: DatabaseConfig,
     pub telemetry: TelemetryConfig,
@@ -83,6 +107,29 @@ pub struct Limits {
     pub body: usize,
     #[serde(with = "humantime_serde")]
     pub cache: Duration,
+    #[serde(default)]
+    pub tenant_requests: Vec<String>,
+    #[serde(default)]
+    pub token_requests: Vec<String>,
+    pub requests_fail_closed: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AllowancesConfig {
+    pub database_url: Option<SecretString>,
+    pub table: String,
+    #[serde(default)]
+    pub meters: Vec<MeterConfig>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeterConfig {
+    pub name: String,
+    pub period: String,
+    pub zone: Option<String>,
+    pub limit: Option<i64>,
 }
 
 /// Shortest cursor key that is taken, in bytes.
@@ -108,6 +155,8 @@ impl Config {
                 return Err(format!("{path} must be at least 1"));
             }
         }
+        Rules::read(&self.limits)?;
+        Spending::read(&self.allowances)?;
         Ok(())
     }
 }
@@ -148,6 +197,17 @@ mod tests {
     #[test]
     fn a_short_cursor_key_is_refused_by_name() {
         assert!(resolved(&["api.cursor_key=short"]).validate().unwrap_err().contains("api.cursor_key"));
+        for (setting, path) in [
+            ("limits.tenant_requests=50", "limits.tenant_requests"),
+            ("limits.token_requests=0/1s", "limits.token_requests"),
+            ("limits.token_requests=5/1s,6/1s", "limits.token_requests"),
+            ("allowances.table=a b", "allowances.table"),
+        ] {
+            let url = "allowances.database_url=postgres://usage@127.0.0.1/mails";
+            let error = resolved(&[setting, url]).validate().unwrap_err();
+            assert!(error.contains(path), "{error}");
+        }
+        resolved(&["limits.tenant_requests=50/1s,2000/1m"]).validate().unwrap();
         for path in ["limits.aggregated_rows", "limits.concurrent_questions_per_tenant"] {
             assert!(resolved(&[&format!("{path}=0")]).validate().unwrap_err().contains(path), "{path}");
         }

@@ -5,6 +5,7 @@
 //! in [`windows`]; storage only buckets by them.
 
 pub mod accept;
+pub mod allowances;
 pub mod answer;
 pub mod app;
 pub mod auth;
@@ -21,6 +22,7 @@ pub mod pages;
 pub mod params;
 pub mod process;
 pub mod query;
+pub mod rates;
 pub mod raw_query;
 pub mod records;
 pub mod registry;

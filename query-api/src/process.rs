@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use usage_access::TokenVerifier;
 use usage_control::Control;
+use usage_limits::RateLimits;
 use usage_service::CancellationToken;
 use usage_service::breaker::BreakerConfig;
 use usage_service::error_chain;
@@ -14,9 +15,11 @@ use usage_service::telemetry::Telemetry;
 use usage_storage::Storage;
 use usage_storage::clickhouse::ClickHouseStorage;
 
+use crate::allowances::{Allowances, Spending};
 use crate::app;
 use crate::config::Config;
 use crate::cursor::Cursors;
+use crate::rates::{self, Rules};
 use crate::registry::Catalog;
 use crate::server::Server;
 use crate::state::{App, Limits};
@@ -36,6 +39,13 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let control = Control::connect_lazy(&config.control_database.url).context("control_database.url")?;
     let storage = ClickHouseStorage::connect(config.clickhouse);
     let limits = config.limits;
+    let counters = RateLimits::new(control.pool().clone(), rates::TABLE)?
+        .with_key(config.api.cursor_key.expose_secret().as_bytes());
+    let rules = Rules::read(&limits).map_err(anyhow::Error::msg)?;
+    if !rules.is_empty() {
+        tokio::spawn(rates::sweep(counters.clone(), shutdown.clone()));
+    }
+    let allowances = Spending::read(&config.allowances).map_err(anyhow::Error::msg)?;
 
     let catalog = Arc::new(Catalog::new(Arc::new(control), limits.cache, limits.control_timeout));
     let bounds = Bounds {
@@ -61,6 +71,8 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
             window_days: limits.window_days,
             body_bytes: limits.body,
         },
+        rates: rates::layer(&counters, rules),
+        allowances: allowances.map(|spending| Arc::new(Allowances::connect_lazy(spending))),
     };
     let server = Server::bind(&config.api.listen, app::router(app, &health))
         .await

@@ -1,6 +1,7 @@
 //! The handlers, one file a path.
 
 pub mod aggregated;
+pub mod allowances;
 pub mod raw;
 pub mod records;
 pub mod types;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use usage_access::TokenVerifier;
+use usage_limits::http::RateLimitLayer;
 
+use crate::allowances::Allowances;
 use crate::cursor::Cursors;
 use crate::registry::Catalog;
 use crate::store::Store;
@@ -33,4 +35,8 @@ pub struct App {
     pub catalog: Arc<Catalog>,
     pub cursors: Cursors,
     pub limits: Limits,
+    /// Of requests; without rules unless configured.
+    pub rates: RateLimitLayer,
+    /// Where allowances can be read.
+    pub allowances: Option<Arc<Allowances>>,
 }

@@ -9,6 +9,7 @@ mod completeness;
 mod errors;
 mod fill;
 mod kills;
+mod limits;
 mod memory;
 mod paging;
 mod process;

@@ -13,12 +13,16 @@ use tower::ServiceExt as _;
 use usage_access::{
     Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, KeyFiles, Scope, Scopes, TokenSigner, TokenVerifier,
 };
+use usage_limits::http::RateLimitLayer;
+use usage_query_api::allowances::Allowances;
 use usage_query_api::app;
+use usage_query_api::config::{Config, SETTINGS};
 use usage_query_api::cursor::Cursors;
 use usage_query_api::registry::{Catalog, Registry};
 use usage_query_api::state::{App, Limits};
 use usage_query_api::store::{Bounds, Store};
 use usage_schemas::Kind;
+use usage_service::config::Resolved;
 use usage_service::health::Health;
 use usage_service::telemetry::Telemetry;
 use usage_storage::Reader;
@@ -34,6 +38,8 @@ pub struct Setup {
     pub timeout: Duration,
     pub bounds: Bounds,
     pub cache: Duration,
+    pub rates: RateLimitLayer,
+    pub allowances: Option<Arc<Allowances>>,
 }
 
 impl Default for Setup {
@@ -44,6 +50,8 @@ impl Default for Setup {
             timeout: Duration::from_secs(5),
             bounds: Bounds::default(),
             cache: Duration::from_secs(5),
+            rates: RateLimitLayer::new(),
+            allowances: None,
         }
     }
 }
@@ -218,8 +226,24 @@ pub fn router(setup: Setup, reader: Arc<dyn Reader>, registry: Arc<dyn Registry>
         catalog,
         cursors: Cursors::new(setup.cursor_key),
         limits: setup.limits,
+        rates: setup.rates,
+        allowances: setup.allowances,
     };
     app::router(app, &health)
+}
+
+/// The configuration with these settings beside those that it can't do without.
+pub fn config(settings: &[&str]) -> Config {
+    let mut cli = usage_service::config::Cli::default();
+    let required = [
+        "auth.key_file=jwks.json",
+        "clickhouse.url=http://127.0.0.1:8123",
+        "control_database.url=postgres://usage@127.0.0.1/control",
+    ];
+    cli.set = required.iter().chain(settings).map(|text| (*text).to_owned()).collect();
+    let key =
+        |name: &str| (name == "USAGE_API_CURSOR_KEY").then(|| "0123456789abcdef0123456789abcdef".into());
+    Resolved::from_parts(SETTINGS, &cli, key).unwrap().value().unwrap()
 }
 
 /// One key pair for all tests of the process.
