@@ -23,6 +23,12 @@ pub enum ControlError {
     OtherPartitionCount { recorded: i32, asked: i32 },
     #[error("the control database has no partition count yet: run usagectl topics create")]
     NoPartitionCount,
+    #[error("the topic has {recorded} partitions, and Kafka can't take any away: {asked} is too few")]
+    Shrinks { recorded: i32, asked: i32 },
+    #[error("growing to {begun} partitions was begun: finish it with `usagectl topics grow --partitions {begun}`")]
+    OtherGrowth { begun: i32, asked: i32 },
+    #[error("the topic is not growing to {0} partitions")]
+    NotGrowing(i32),
     #[error("partition {0} has no progress row: it was not taken over")]
     NoProgress(i32),
     #[error("there is no {}source {source_name}", outbox.map_or_else(String::new, |outbox| format!("outbox {outbox} of ")))]

@@ -6,6 +6,7 @@
 mod completeness;
 mod error;
 mod gaps;
+mod growing;
 mod partitions;
 mod progress;
 mod retired;

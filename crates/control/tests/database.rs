@@ -248,7 +248,7 @@ async fn counts_of_a_grown_topic_ascend() {
         control.init_partitions(12).await.unwrap();
         sqlx::raw_sql(
             "INSERT INTO partition_counts (count) VALUES (48), (24);
-             UPDATE partition_state SET current = 24, growing = true",
+             UPDATE partition_state SET current = 24, growing = true, growing_to = 48",
         )
         .execute(control.pool())
         .await
