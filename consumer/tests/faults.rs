@@ -116,6 +116,10 @@ impl Writer for FaultyWriter {
         self.ask(self.inner.open(partition)).await
     }
 
+    async fn fence(&self, partitions: &[i32]) -> Result<(), StorageError> {
+        self.inner.fence(partitions).await
+    }
+
     async fn write(&self, batches: &[Arc<PlannedBatch>]) -> Result<(), StorageError> {
         self.change(self.inner.write(batches)).await
     }

@@ -86,6 +86,10 @@ pub trait Writer: Send + Sync {
     /// After this returns, no write of a former owner can become visible.
     async fn open(&self, partition: i32) -> Result<Opened, StorageError>;
 
+    /// Fences partitions without holding them: after this returns nobody who held one before can store anything more in it, nor
+    /// take it for its own without opening it anew. For operations that change by what rule rows are stored.
+    async fn fence(&self, partitions: &[i32]) -> Result<(), StorageError>;
+
     /// Writes batches of several partitions: each (batch, month) is stored wholly or not at all. `Ok` is proof.
     /// `StorageError::Unknown`: call `settle` after the plan was committed again. `Fenced`: take the partition over again.
     /// `Final`: the data is refused; split, then `bisect`. On `Ok` the rows are in the partition's aggregate.

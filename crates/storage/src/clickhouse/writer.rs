@@ -169,6 +169,20 @@ impl Writer for ClickHouseWriter {
         Ok(Opened { epoch, last_batch_seq })
     }
 
+    async fn fence(&self, partitions: &[i32]) -> Result<(), StorageError> {
+        for part in partitions.chunks(PARTITIONS_PER_INSERT) {
+            let mut held = self.fences.raise(part).await?;
+            // An owner that raised its own epoch at the same moment may have drawn a higher one. It saw no fence of ours then, and
+            // nothing that we send later would be refused for it: so until none is higher.
+            while !self.fences.lost(&held).await?.is_empty() {
+                held = self.fences.raise(part).await?;
+            }
+            self.fences.end_older(&held).await?;
+            tracing::info!(?held, "fenced, for nobody");
+        }
+        Ok(())
+    }
+
     async fn write(&self, batches: &[Arc<PlannedBatch>]) -> Result<(), StorageError> {
         let (locked, batches) = self.lock(batches).await?;
         let pairs = || locked.slots.iter().zip(&batches);

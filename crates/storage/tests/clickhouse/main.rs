@@ -31,6 +31,7 @@ on_shared_server! {
     fences::a_stale_writer_is_fenced,
     fences::a_joint_insert_is_fenced_as_a_whole,
     fences::a_takeover_ends_joint_inserts,
+    fences::a_fence_for_nobody_stops_every_owner,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -56,6 +56,48 @@ pub async fn a_stale_writer_is_fenced(bench: &dyn Bench) {
     assert_eq!(bench.rollup_differences().await, Vec::<String>::new());
 }
 
+/// Owners who are in the middle of anything, raising their own epochs too, while somebody fences them all and takes nothing over.
+pub async fn a_fence_for_nobody_stops_every_owner(bench: &dyn Bench) {
+    let (storage, other, operator) = (bench.storage(), bench.storage(), bench.storage());
+    storage.migrate().await.unwrap();
+    let operator = operator.writer();
+    let owners = [(storage.writer(), 0), (other.writer(), 1)];
+    let mut makers = [0, 1].map(|partition| Maker::new(43, partition, 2));
+    for round in 0..8 {
+        for (owner, partition) in &owners {
+            take(&**owner, &[*partition]).await;
+        }
+        let work = owners.iter().zip(&mut makers).map(|((owner, partition), maker)| async move {
+            loop {
+                let batch = maker.batch(20);
+                // Settled in any case: that raises the owner's epoch.
+                let stored = match owner.write(std::slice::from_ref(&batch)).await {
+                    Ok(()) | Err(StorageError::Unknown(_)) => owner.settle(&[batch]).await,
+                    Err(error) => Err(error),
+                };
+                match stored {
+                    Ok(()) => {}
+                    Err(error) if error.may_pass() => {}
+                    Err(error) => return (partitions_of(error), vec![*partition]),
+                }
+            }
+        });
+        let fence = async {
+            // A little later in each round.
+            for _ in 0..round {
+                bench.stored().await;
+            }
+            again(|| operator.fence(&[0, 1, 2])).await;
+            bench.stored().await
+        };
+        let (ends, after) = tokio::join!(futures::future::join_all(work), fence);
+        for (fenced, own) in ends {
+            assert_eq!(fenced, own);
+        }
+        assert_eq!(bench.stored().await, after, "nothing more was stored once the fence stood");
+    }
+}
+
 /// An insert that carries several partitions is refused as a whole if one of them was taken; the others go on.
 pub async fn a_joint_insert_is_fenced_as_a_whole(bench: &dyn Bench) {
     let (storage, other) = (bench.storage(), bench.storage());
