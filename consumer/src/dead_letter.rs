@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::util::Timeout;
 use usage_control::Forward;
 use usage_schemas::{Reason, names};
@@ -19,6 +19,9 @@ const ERROR_BYTES: usize = 500;
 /// How many messages wait for their acknowledgement at once.
 const WINDOW: usize = 1_000;
 
+/// How long reading the topic's partitions may take.
+const LOOK_WITHIN: Duration = Duration::from_secs(5);
+
 /// A message that goes back to Kafka.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -30,6 +33,13 @@ pub struct Outgoing {
 pub enum Action {
     DeadLetter { reason: Reason, error: String },
     Forward { partition: i32, hops: u32 },
+}
+
+impl Outgoing {
+    /// Whether it goes where a partition count sends it.
+    pub fn is_forward(&self) -> bool {
+        matches!(self.action, Action::Forward { .. })
+    }
 }
 
 /// Writes dead letters and forwards.
@@ -64,11 +74,23 @@ impl Sender {
         for window in outgoing.chunks(WINDOW) {
             fail_point!("consumer.send");
             let results = join_all(window.iter().map(|outgoing| self.send(partition, outgoing))).await;
+            if results.iter().any(|result| result.as_ref().is_err_and(is_unknown_partition)) {
+                self.look_again().await;
+            }
             for result in results {
                 forwards.extend(result?);
             }
         }
         Ok(forwards)
+    }
+
+    /// The client asks for the topic's partitions every 10 s only: what a grown topic has just got would be waited for.
+    async fn look_again(&self) {
+        let (producer, topic) = (self.producer.clone(), self.records_topic.clone());
+        let look = move || producer.client().fetch_metadata(Some(&topic), LOOK_WITHIN).map(drop);
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(look).await {
+            tracing::warn!(error = %error, "the topic's partitions can't be read");
+        }
     }
 
     async fn send(&self, partition: i32, outgoing: &Outgoing) -> Result<Option<Forward>, KafkaError> {
@@ -104,6 +126,10 @@ impl Sender {
             again: *hops > 1,
         }))
     }
+}
+
+fn is_unknown_partition(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownPartition)
 }
 
 /// The message's own headers without those that `replaced` names. A message whose header names are not text keeps all it has.

@@ -23,6 +23,11 @@ pub enum Event {
         ticket: Ticket,
         taken: Box<Taken>,
     },
+    /// A partition waits for an operator, under an alarm.
+    Waits {
+        ticket: Ticket,
+        why: String,
+    },
     /// A partition stopped under an alarm.
     Stopped {
         ticket: Ticket,
@@ -75,6 +80,8 @@ pub enum Fate {
     Abandoned,
     /// Another owner fenced the partition.
     Fenced,
+    /// The topic has grown or is growing: the batch was decided by a count that holds no more.
+    Grown,
     /// The broker takes no plan of this length.
     PlanTooLong(usize),
     /// A person must look.

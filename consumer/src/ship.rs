@@ -83,12 +83,7 @@ impl Shipment {
 pub async fn ship(services: Arc<Services>, shipments: Vec<Shipment>) {
     let joint = commit_plans(&services, shipments).await;
     // Dead letters and forwards are acknowledged before the offset can pass.
-    let results = join_all(
-        joint
-            .iter()
-            .map(|shipment| services.sender.send_all(shipment.ticket.partition, &shipment.decided.outgoing)),
-    );
-    let results = results.await;
+    let results = join_all(joint.iter().map(|shipment| send(&services, shipment))).await;
     let mut sent = Vec::with_capacity(joint.len());
     for (mut shipment, result) in joint.into_iter().zip(results) {
         match result {
@@ -96,6 +91,7 @@ pub async fn ship(services: Arc<Services>, shipments: Vec<Shipment>) {
                 shipment.forwards = forwards;
                 sent.push(shipment);
             }
+            Err(Fail::Grown) => shipment.report(&services, Fate::Grown),
             Err(error) => care(&services, shipment, Stage::Send, Box::new(error)),
         }
     }
@@ -127,6 +123,19 @@ async fn commit_plans(services: &Arc<Services>, shipments: Vec<Shipment>) -> Vec
         }
     }
     committed
+}
+
+/// Sends what leaves the batch for Kafka. A batch without kept rows meets no fence, so a worker that has slept through a growth of the
+/// topic would send records back and forth by the old count until they may be forwarded no more: that is looked at first.
+async fn send(services: &Services, shipment: &Shipment) -> Result<Vec<Forward>, Fail> {
+    let outgoing = &shipment.decided.outgoing;
+    if outgoing.iter().any(Outgoing::is_forward) {
+        let counts = services.control.partition_counts().await?;
+        if counts.growing || counts.current != shipment.plan.count {
+            return Err(Fail::Grown);
+        }
+    }
+    services.sender.send_all(shipment.ticket.partition, outgoing).await.map_err(Fail::Send)
 }
 
 /// Returns the shipments whose rows are stored; the others are cared for.
@@ -268,6 +277,8 @@ enum Fail {
     TooManyRefused(usize),
     #[error("the commit was refused")]
     Refused,
+    #[error("the topic has grown")]
+    Grown,
 }
 
 struct Single<'a> {
@@ -296,6 +307,7 @@ impl Single<'_> {
                 }
                 Ok(None) => return Fate::Done { refused: std::mem::take(&mut self.refused) },
                 Err(Fail::Refused) => return Fate::Abandoned,
+                Err(Fail::Grown) => return Fate::Grown,
                 Err(Fail::Storage(StorageError::Fenced { .. })) => return Fate::Fenced,
                 Err(Fail::Storage(error @ StorageError::Inconsistent(_))) => {
                     return Fate::Stopped(error_chain(&error));
@@ -320,9 +332,7 @@ impl Single<'_> {
         let services = self.services;
         match stage {
             Stage::Send => {
-                let outgoing = &self.shipment.decided.outgoing;
-                self.shipment.forwards =
-                    services.sender.send_all(partition, outgoing).await.map_err(Fail::Send)?;
+                self.shipment.forwards = send(services, &self.shipment).await?;
                 if !self.batch().rows.is_empty() {
                     services.writer.write(std::slice::from_ref(self.batch())).await?;
                 }

@@ -4,10 +4,11 @@
 pub mod start;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tokio::task::JoinHandle;
-use usage_control::{Advance, ControlError};
+use usage_control::{Advance, ControlError, Partitions};
 use usage_service::error_chain::error_chain;
 use usage_service::{clock, fail_point};
 use usage_storage::{PlannedBatch, StorageError, Writer};
@@ -25,6 +26,9 @@ use crate::ship::refused_letters;
 use crate::side_reader::SideReadError;
 use crate::ticket::Ticket;
 use start::{Found, Start, Stop, start};
+
+/// How often a partition that waits looks at the topic's count again.
+const COUNT_AGAIN: Duration = Duration::from_secs(1);
 
 /// A partition that is ready to run.
 pub struct Taken {
@@ -48,7 +52,9 @@ enum Fail {
     Kafka(#[from] SideReadError),
     #[error("dead letter or forwarded record")]
     Send(#[source] KafkaError),
-    #[error("the topic is growing")]
+    #[error(
+        "the topic is growing; if `usagectl topics grow` does not run any more, run it again: it goes on where it was"
+    )]
     Growing,
     #[error(
         "kafka has {kafka} partitions, the control database says {recorded}: run `usagectl topics grow --partitions {kafka}`"
@@ -75,6 +81,11 @@ impl Fail {
             Self::Stop(_) | Self::Rebuild(_) => true,
             _ => false,
         }
+    }
+
+    /// Whether the partition waits for an operator to grow the topic, or to end that.
+    fn waits(&self) -> bool {
+        matches!(self, Self::Growing | Self::Count { .. })
     }
 }
 
@@ -109,6 +120,10 @@ async fn run(services: &Services, ticket: &Ticket, after: Option<JoinHandle<()>>
                 return;
             }
             Err(Fail::Revoked) => return,
+            Err(fail) if fail.waits() => {
+                services.link.report(Event::Waits { ticket: ticket.clone(), why: error_chain(&fail) });
+                tokio::time::sleep(COUNT_AGAIN).await;
+            }
             Err(fail) if fail.stops() => {
                 services.link.report(Event::Stopped { ticket: ticket.clone(), why: error_chain(&fail) });
                 return;
@@ -132,16 +147,13 @@ struct Takeover<'a> {
 impl Takeover<'_> {
     async fn once(&mut self) -> Result<Taken, Fail> {
         let partition = self.ticket.partition;
+        // Who waits raises no fence, however long it takes.
+        self.counts().await?;
         let opened = self.services.writer.open(partition).await?;
         fail_point!("takeover.fenced");
-        let counts = self.services.control.partition_counts().await?;
-        if counts.growing {
-            return Err(Fail::Growing);
-        }
-        let kafka = self.services.reader.partition_count().await?;
-        if kafka != counts.current {
-            return Err(Fail::Count { kafka, recorded: counts.current });
-        }
+        // Only what is read after one's own fence binds: who grows the topic says so first and fences everybody then. Either it is
+        // seen here, or that fence is above this one.
+        let counts = self.counts().await?;
         let topic_id = self.services.reader.topic_id().await?;
         let progress = self.services.control.open_progress(partition).await?;
         let recorded = self.services.control.topic_id(partition).await?;
@@ -208,6 +220,19 @@ impl Takeover<'_> {
         }
         fail_point!("takeover.anew");
         Ok(())
+    }
+
+    /// The recorded counts, if the topic is as they say.
+    async fn counts(&self) -> Result<Partitions, Fail> {
+        let counts = self.services.control.partition_counts().await?;
+        if counts.growing {
+            return Err(Fail::Growing);
+        }
+        let kafka = self.services.reader.partition_count().await?;
+        if kafka != counts.current {
+            return Err(Fail::Count { kafka, recorded: counts.current });
+        }
+        Ok(counts)
     }
 
     /// Same rows, same number, no decision again.

@@ -78,10 +78,12 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
         Committed::Done { batch_seq } => (batch_seq, None),
         Committed::Cleared => (0, None),
     };
-    // A batch that is done needs its rows no more; while they are there it is carried out all the same, which proves it.
+    // A batch that is done needs its rows no more; while they are there it is carried out all the same, which proves it, unless it
+    // was decided by another count.
     let is_done = |plan: &mut Plan| {
         let Progress { batch_seq, next_offset, .. } = found.progress;
-        low > plan.first && batch_seq >= plan.batch_seq && next_offset == Some(plan.last + 1)
+        let needed = low <= plan.first && plan.count == found.count;
+        !needed && batch_seq >= plan.batch_seq && next_offset == Some(plan.last + 1)
     };
     if let Some(plan) = plan.take_if(is_done) {
         committed_offset = plan.last + 1;
@@ -156,6 +158,16 @@ mod tests {
     fn a_plan_of_another_count_is_decided_anew_under_a_new_number() {
         let start = start(&found(Some((200, &plan(6, 42, 205).to_text())), Some(200))).unwrap();
         assert_eq!(start, Start { offset: 200, done_seq: 42, plan: None, gap: None });
+    }
+
+    #[test]
+    fn a_plan_of_another_count_that_is_done_is_not_decided_again() {
+        let text = plan(6, 41, 205).to_text();
+        let done = start(&found(Some((200, &text)), Some(215))).unwrap();
+        assert_eq!(done, Start { offset: 215, done_seq: 41, plan: None, gap: None });
+        // Half of it may be stored: the other half is not.
+        let text = plan(6, 42, 205).to_text();
+        assert_eq!(start(&found(Some((200, &text)), Some(215))).unwrap().offset, 200);
     }
 
     #[test]

@@ -49,6 +49,7 @@ impl Worker {
         match event {
             Event::Commit(request) => self.commits.push(request),
             Event::TakenOver { ticket, taken } => self.taken_over(&ticket, *taken),
+            Event::Waits { ticket, why } => self.wait(&ticket, why),
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
             Event::Answered { ticket, question, registry, found } => {
                 if let Some(registry) = registry {
@@ -103,6 +104,16 @@ impl Worker {
         let ledger = Ledger::new(place, done_seq, next, Instant::now());
         held.topic_id = topic_id;
         held.state = State::Running(Box::new(Running::new(ledger, filter, limits)));
+    }
+
+    fn wait(&mut self, ticket: &Ticket, why: String) {
+        let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
+            return;
+        };
+        if !matches!(&held.state, State::Waiting(before) if *before == why) {
+            tracing::error!(partition = ticket.partition, why, "the partition waits");
+        }
+        held.state = State::Waiting(why);
     }
 
     fn stop(&mut self, ticket: &Ticket, why: String) {
@@ -223,6 +234,7 @@ impl Worker {
                 self.budget.refund(charge);
             }
             Fate::Fenced => self.fenced(ticket),
+            Fate::Grown => self.take_over_again(ticket, "the topic grows"),
             Fate::Abandoned => {
                 // The ticket is not valid any more; the rebalance that ended it follows.
                 self.forget(ticket.partition);
@@ -401,12 +413,14 @@ impl Worker {
         if now.duration_since(self.alarmed) >= ALARM {
             self.alarmed = now;
             for (partition, held) in &self.held {
-                if let State::Stopped(why) = &held.state {
-                    tracing::error!(partition, why, "the partition is stopped");
+                match &held.state {
+                    State::Stopped(why) => tracing::error!(partition, why, "the partition is stopped"),
+                    State::Waiting(why) => tracing::error!(partition, why, "the partition waits"),
+                    State::TakingOver | State::Running(_) => {}
                 }
             }
         }
-        for state in ["running", "taking_over", "stopped"] {
+        for state in ["running", "taking_over", "waiting", "stopped"] {
             let held = self.held.values().filter(|held| held.state_name() == state).count();
             metrics::gauge!(metric_names::CONSUMER_PARTITIONS, "state" => state).set(count(held));
         }

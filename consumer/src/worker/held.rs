@@ -24,6 +24,8 @@ pub struct Held {
 
 pub enum State {
     TakingOver,
+    /// Taking over, but for what an operator has to do first: under an alarm that names it.
+    Waiting(String),
     Running(Box<Running>),
     /// Under an alarm until a person has acted and the partition is assigned anew.
     Stopped(String),
@@ -165,6 +167,7 @@ impl Held {
     pub fn state_name(&self) -> &'static str {
         match self.state {
             State::TakingOver => "taking_over",
+            State::Waiting(_) => "waiting",
             State::Running(_) => "running",
             State::Stopped(_) => "stopped",
         }

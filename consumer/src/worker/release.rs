@@ -45,7 +45,7 @@ impl Worker {
                 }
                 State::Running(_) => {}
                 // Nothing of its own is durable; the next owner begins where this one did.
-                State::TakingOver | State::Stopped(_) => held.ticket.revoke(),
+                State::TakingOver | State::Waiting(_) | State::Stopped(_) => held.ticket.revoke(),
             }
         }
         match &mut self.release {

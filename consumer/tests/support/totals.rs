@@ -72,6 +72,7 @@ impl Pipeline {
             .fetch_one()
             .await
             .expect("clickhouse answers");
+        let counts = self.control.partition_counts().await.expect("the control database answers");
         let query = AggregateQuery {
             tenant_id: tenant,
             metrics: vec![],
@@ -85,7 +86,7 @@ impl Pipeline {
             subject_types: vec![],
             resource_ids: vec![],
             resource_types: vec![],
-            partition_counts: PartitionCounts { current: self.partitions, known: vec![self.partitions] },
+            partition_counts: PartitionCounts { current: counts.current, known: counts.known },
             after: None,
             limit: 10,
         };

@@ -123,7 +123,7 @@ metric! {
     USAGE_SOURCE_LAG_SECONDS Gauge ["source"] "usage_source_lag_seconds"
         "Now minus the time until which the source is complete; infinite while that is not known, 0 once it is retired."
     CONSUMER_PARTITIONS Gauge ["state"] "consumer_partitions"
-        "Partitions assigned to this worker; state is running, taking_over or stopped (an alarm says why)."
+        "Partitions assigned to this worker; state is running, taking_over, waiting or stopped (an alarm says for what, or why)."
     CONSUMER_REBALANCES_TOTAL Counter ["event"] "consumer_rebalances_total"
         "Rebalance callbacks; event is assigned, revoked or lost."
     CONSUMER_TAKEOVER_SECONDS Histogram(SECONDS) [] "consumer_takeover_seconds"

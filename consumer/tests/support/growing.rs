@@ -1,0 +1,61 @@
+//! Growing the topic, step by step as `usagectl topics grow` does it.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::Consumer as _;
+use usage_storage::Storage as _;
+
+use super::{Pipeline, eventually, group_consumer};
+
+impl Pipeline {
+    /// More partitions in Kafka, as `kafka-topics --alter` adds them.
+    pub async fn alter(&self, partitions: i32) {
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("an admin client");
+        let count = usize::try_from(partitions).expect("a count");
+        let wanted = [&self.topic, &self.dead_letters].map(|topic| NewPartitions::new(topic, count));
+        let results = admin.create_partitions(&wanted, &AdminOptions::new()).await.expect("kafka answers");
+        for result in results {
+            result.expect("the partitions are added");
+        }
+        eventually("the partitions are there", || async { self.partitions_in_kafka().await == partitions })
+            .await;
+    }
+
+    async fn partitions_in_kafka(&self) -> i32 {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let look = move || {
+            let metadata = group_consumer(&brokers, &group)
+                .fetch_metadata(Some(&topic), Duration::from_secs(10))
+                .expect("kafka answers");
+            let partitions = metadata.topics()[0].partitions();
+            partitions.iter().filter(|partition| partition.leader() >= 0).count() as i32
+        };
+        tokio::task::spawn_blocking(look).await.expect("no panic")
+    }
+
+    /// The offset behind the last message of a partition.
+    pub async fn end_of(&self, partition: i32) -> i64 {
+        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let look = move || {
+            let consumer = group_consumer(&brokers, &group);
+            consumer.fetch_watermarks(&topic, partition, Duration::from_secs(10)).expect("kafka answers").1
+        };
+        tokio::task::spawn_blocking(look).await.expect("no panic")
+    }
+
+    /// Grows the topic; there are no readers to be waited for. Producers of the test go on by the count that they knew.
+    pub async fn grow(&self, partitions: i32) {
+        self.control.list_partition_count(partitions).await.expect("the count is listed");
+        if self.partitions_in_kafka().await < partitions {
+            self.alter(partitions).await;
+        }
+        assert!(self.control.begin_growing(partitions).await.expect("it is marked"));
+        let all: Vec<i32> = (0..partitions).collect();
+        self.storage.writer().fence(&all).await.expect("all are fenced");
+        assert!(self.control.end_growing(partitions).await.expect("it is recorded"));
+    }
+}
