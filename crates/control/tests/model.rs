@@ -5,8 +5,8 @@ mod support;
 use support::with_partitions;
 use support::world::World;
 
-const SEEDS: std::ops::Range<u64> = 0..6;
-const ACTS: usize = 1_200;
+const SEEDS: std::ops::Range<u64> = 4..12;
+const ACTS: usize = 1_500;
 
 #[tokio::test]
 async fn complete_until_never_runs_ahead_of_the_truth_and_arrives() {

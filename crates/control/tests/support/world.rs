@@ -127,26 +127,26 @@ impl World {
     pub async fn act(&mut self) {
         self.act += 1;
         match self.random.random_range(0..1_000) {
-            0..80 => self.emit(),
-            80..180 => self.deliver(),
-            180..230 => self.mark(),
-            230..420 => self.pass_marker(),
-            420..988 => {
+            0..70 => self.emit(),
+            70..160 => self.deliver(),
+            160..200 => self.mark(),
+            200..400 => self.pass_marker(),
+            400..990 => {
                 let partition = self.some_partition();
                 if self.partitions[partition].rests_until > self.act {
                     return;
                 }
                 if self.random.random_ratio(1, 12) {
-                    self.partitions[partition].rests_until = self.act + self.random.random_range(10..100);
+                    self.partitions[partition].rests_until = self.act + self.random.random_range(20..150);
                 }
                 let dies = self.random.random_ratio(1, 12);
                 self.work(partition, dies).await;
             }
-            988..990 => {
+            990..992 => {
                 let source = if self.random.random_bool(0.5) { "a" } else { "b" };
                 self.open(source);
             }
-            990..993 => self.retire().await,
+            992..994 => self.retire().await,
             _ if self.partitions.len() < 5 => self.grow().await,
             _ => {}
         }
@@ -172,7 +172,7 @@ impl World {
             self.outboxes[outbox].pending.remove(at);
         }
         let home = self.records[id].home;
-        let to = if self.random.random_ratio(1, 4) { self.some_partition() } else { home };
+        let to = if self.random.random_bool(0.5) { self.some_partition() } else { home };
         self.partitions[to].log.push(Entry::Record { id, hops: 0 });
     }
 
@@ -246,7 +246,7 @@ impl World {
             if home == partition || hops >= HOPS {
                 continue;
             }
-            let mut to = if self.random.random_ratio(1, 4) { self.some_partition() } else { home };
+            let mut to = if self.random.random_ratio(1, 3) { self.some_partition() } else { home };
             if to == partition {
                 to = home;
             }
