@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::Deserialize;
+use usage_control::READERS_RELOAD_WITHIN;
 use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Setting, TELEMETRY};
 use usage_service::telemetry::TelemetryConfig;
 use usage_storage::clickhouse::ClickHouseConfig;
@@ -36,7 +37,7 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000"),
         Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660"),
         Setting::size("limits.body", "Largest request body.").default("64KiB"),
-        Setting::duration("limits.cache", "How long usage types and partition counts are remembered.").default("5s"),
+        Setting::duration("limits.cache", "How long usage types and partition counts are remembered; at most 10 s, since growing the topic waits twice as long.").default("5s"),
         Setting::list(
             "limits.tenant_requests",
             "Requests that one tenant may send, like `50/1s` or `2000/1m`; several hold together. None: no limit.",
@@ -157,6 +158,12 @@ impl Config {
         }
         Rules::read(&self.limits)?;
         Spending::read(&self.allowances)?;
+        if self.limits.cache * 2 > READERS_RELOAD_WITHIN {
+            return Err(format!(
+                "limits.cache must be at most {:?}: growing the topic waits no longer for what readers remember",
+                READERS_RELOAD_WITHIN / 2
+            ));
+        }
         Ok(())
     }
 }
@@ -211,5 +218,12 @@ mod tests {
         for path in ["limits.aggregated_rows", "limits.concurrent_questions_per_tenant"] {
             assert!(resolved(&[&format!("{path}=0")]).validate().unwrap_err().contains(path), "{path}");
         }
+    }
+
+    #[test]
+    fn nobody_remembers_counts_longer_than_growing_waits() {
+        assert!(resolved(&["limits.cache=10s"]).validate().is_ok());
+        let error = resolved(&["limits.cache=10001ms"]).validate().unwrap_err();
+        assert!(error.contains("limits.cache must be at most 10s"), "{error}");
     }
 }

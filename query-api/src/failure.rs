@@ -32,6 +32,12 @@ impl Failure {
         Problem::unavailable(detail, Duration::from_secs(1)).into()
     }
 
+    /// The topic grew while the answer was made: it may lack rows.
+    pub fn grown() -> Self {
+        let detail = "the topic of records has grown meanwhile, try again";
+        Problem::unavailable(detail, Duration::from_secs(1)).into()
+    }
+
     /// 401 with the challenge of RFC 6750; `error` only if a token was sent.
     pub fn unauthenticated(detail: &str, error: Option<&str>) -> Self {
         let challenge = match error {

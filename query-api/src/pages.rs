@@ -102,10 +102,8 @@ impl Pages {
         loop {
             let part = cut.part(at, windows);
             at = part.to;
-            let question = self
-                .question(part, self.query.aggregation.measure(), after.take(), need - rows.len())
-                .await?;
-            rows.extend(self.store.aggregate(&question).await?);
+            let measure = self.query.aggregation.measure();
+            rows.extend(self.ask(part, measure, after.take(), need - rows.len()).await?);
             if rows.len() >= need || at >= self.query.to {
                 return Ok(rows);
             }
@@ -123,9 +121,9 @@ impl Pages {
     ) -> Result<Vec<AggregateRow>, Failure> {
         let at = after.as_ref().map_or(self.query.from, |after| after.window_start);
         let part = cut.part(at, need);
-        let question = self.question(part, self.query.aggregation.measure(), after.clone(), need).await?;
+        let found = self.ask(part, self.query.aggregation.measure(), after.clone(), need).await?;
         let mut stored: BTreeMap<RowKey, AggregateRow> =
-            self.store.aggregate(&question).await?.into_iter().map(|row| (row.key.clone(), row)).collect();
+            found.into_iter().map(|row| (row.key.clone(), row)).collect();
         let seen: BTreeSet<RowKey> = stored.keys().map(|key| in_window(key, self.query.from)).collect();
 
         let mut groups = self.groups(None, need, &seen).await?;
@@ -172,9 +170,8 @@ impl Pages {
             return Ok(groups.clone());
         }
         let part = Part { from: self.query.from, to: self.query.to, windows: Windows::Total };
-        let question = self.question(part, Measure::default(), after.clone(), need).await?;
-        let mut groups: BTreeSet<RowKey> =
-            self.store.aggregate(&question).await?.into_iter().map(|row| row.key).collect();
+        let found = self.ask(part, Measure::default(), after.clone(), need).await?;
+        let mut groups: BTreeSet<RowKey> = found.into_iter().map(|row| row.key).collect();
         let complete = groups.len() < need;
         groups.extend(seen.iter().filter(|group| after.as_ref().is_none_or(|after| *group > after)).cloned());
         if complete && after.is_none() {
@@ -183,15 +180,17 @@ impl Pages {
         Ok(groups)
     }
 
-    async fn question(
+    /// Storage's rows, if the counts they were looked for by hold at their end.
+    async fn ask(
         &self,
         part: Part,
         measure: Measure,
         after: Option<RowKey>,
         limit: usize,
-    ) -> Result<AggregateQuery, Failure> {
+    ) -> Result<Vec<AggregateRow>, Failure> {
         let filters = &self.query.filters;
-        Ok(AggregateQuery {
+        let counted = self.catalog.partition_counts().await?;
+        let question = AggregateQuery {
             tenant_id: self.tenant_id,
             metrics: filters.metrics.clone(),
             from: part.from,
@@ -204,10 +203,12 @@ impl Pages {
             subject_types: filters.subject_types.clone(),
             resource_ids: filters.resource_ids.clone(),
             resource_types: filters.resource_types.clone(),
-            partition_counts: self.catalog.partition_counts().await?,
+            partition_counts: counted.counts.clone(),
             after,
             limit,
-        })
+        };
+        let rows = self.store.aggregate(&question).await?;
+        if self.catalog.still_hold(&counted).await? { Ok(rows) } else { Err(Failure::grown()) }
     }
 
     fn row(&self, cut: &Cut, row: AggregateRow) -> Result<Row, StorageError> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use usage_control::{Completeness, Control, ControlError, NewUsageType, Registration, UsageType};
@@ -73,7 +73,15 @@ impl Registry for Control {
 /// Registered types by name.
 pub type Types = Arc<BTreeMap<String, UsageType>>;
 
-/// A registry with short memory. What is older than the cache time is never used: growing the topic relies on it.
+/// Partition counts, with the time when their reading began.
+#[derive(Debug, Clone)]
+pub struct Counted {
+    pub counts: PartitionCounts,
+    began: Instant,
+}
+
+/// A registry with short memory. What is older than the cache time is never used, and no answer stands by counts that are older than
+/// twice that at its end: growing the topic relies on it (protocol 5.4).
 pub struct Catalog {
     registry: Arc<dyn Registry>,
     /// How long an answer is used.
@@ -81,7 +89,7 @@ pub struct Catalog {
     /// How long one waits for the control database.
     timeout: Duration,
     types: Remembered<Types, RegistryError>,
-    counts: Remembered<PartitionCounts, RegistryError>,
+    counts: Remembered<Counted, RegistryError>,
     completeness: Remembered<Arc<Completeness>, RegistryError>,
 }
 
@@ -150,15 +158,34 @@ impl Catalog {
     ///
     /// # Errors
     /// The control database does not answer: nobody may answer questions by older counts.
-    pub async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
+    pub async fn partition_counts(&self) -> Result<Counted, RegistryError> {
+        self.counts_younger_than(self.keep).await
+    }
+
+    /// Whether an answer that is complete now and was made by these counts stands. Until twice the cache time has passed since a count
+    /// was listed no row lies by it; later they are read again, since the answer may have taken, or the process slept, so long.
+    ///
+    /// # Errors
+    /// The control database does not answer.
+    pub async fn still_hold(&self, used: &Counted) -> Result<bool, RegistryError> {
+        if used.began.elapsed() < self.keep * 2 {
+            return Ok(true);
+        }
+        Ok(self.counts_younger_than(Duration::ZERO).await?.counts.known == used.counts.known)
+    }
+
+    async fn counts_younger_than(&self, age: Duration) -> Result<Counted, RegistryError> {
         let (registry, timeout) = (self.registry.clone(), self.timeout);
-        let read = || async move {
-            fail_point!("query.counts");
-            let counts = bounded(timeout, registry.partition_counts()).await?;
-            fail_point!("query.counts_read");
-            Ok(counts)
+        let read = || {
+            let began = Instant::now();
+            async move {
+                fail_point!("query.counts");
+                let counts = bounded(timeout, registry.partition_counts()).await?;
+                fail_point!("query.counts_read");
+                Ok(Counted { counts, began })
+            }
         };
-        self.counts.younger_than(self.keep, read).await
+        self.counts.younger_than(age, read).await
     }
 
     /// Until when each source is complete, at most a second old. Whoever shows it beside an answer asks for it before storage:

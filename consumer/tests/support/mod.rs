@@ -228,19 +228,18 @@ impl Pipeline {
     }
 
     pub fn message(&self, record: &UsageRecord) -> Message {
-        self.signed(record.tenant_id, self.encoder.encode(record))
-    }
-
-    /// Any value, as the test's source signs it for a tenant.
-    pub fn signed(&self, tenant: Uuid, value: Vec<u8>) -> Message {
-        let key = tenant.to_string().into_bytes();
         self.message_by(record, self.partitions)
     }
 
     /// As a producer sends it that knows so many partitions.
     pub fn message_by(&self, record: &UsageRecord, partitions: i32) -> Message {
-        let key = record.tenant_id.to_string().into_bytes();
-        let value = self.encoder.encode(record);
+        let message = self.signed(record.tenant_id, self.encoder.encode(record));
+        Message { partition: partition_of(record.tenant_id, partitions), ..message }
+    }
+
+    /// Any value, as the test's source signs it for a tenant.
+    pub fn signed(&self, tenant: Uuid, value: Vec<u8>) -> Message {
+        let key = tenant.to_string().into_bytes();
         let signature = self.signing.sign(&key, &value);
         let headers = [
             (names::HEADER_PAYLOAD_TYPE, names::PAYLOAD_RECORD.to_string()),
@@ -250,7 +249,6 @@ impl Pipeline {
         ];
         Message {
             partition: partition_of(tenant, self.partitions),
-            partition: partition_of(record.tenant_id, partitions),
             key: Some(key),
             value: Some(value),
             headers: headers.map(|(name, value)| (name.to_string(), value.into_bytes())).into(),

@@ -25,7 +25,9 @@ pub enum ControlError {
     NoPartitionCount,
     #[error("the topic has {recorded} partitions, and Kafka can't take any away: {asked} is too few")]
     Shrinks { recorded: i32, asked: i32 },
-    #[error("growing to {begun} partitions was begun: finish it with `usagectl topics grow --partitions {begun}`")]
+    #[error(
+        "growing to {begun} partitions was begun: finish it with `usagectl topics grow --partitions {begun}`"
+    )]
     OtherGrowth { begun: i32, asked: i32 },
     #[error("the topic is not growing to {0} partitions")]
     NotGrowing(i32),

@@ -3,9 +3,14 @@
 //! A count is listed as known long before it is the current one, so that every reader looks for rows where it will put them. Counts
 //! only grow; a count that was listed is one that the topic must reach.
 
+use std::time::Duration;
+
 use sqlx::{Postgres, Transaction};
 
 use crate::{Control, ControlError};
+
+/// No reader answers by counts that are older than this: how long growing waits after a count was listed.
+pub const READERS_RELOAD_WITHIN: Duration = Duration::from_secs(20);
 
 impl Control {
     /// Lists `count` as one under which rows may lie.
@@ -50,7 +55,8 @@ impl Control {
     /// # Errors
     /// [`ControlError::OtherGrowth`] if it is growing to more.
     pub async fn end_growing(&self, count: i32) -> Result<bool, ControlError> {
-        let end = "UPDATE partition_state SET current = $1, growing = false, growing_to = NULL, updated_at = now()
+        let end =
+            "UPDATE partition_state SET current = $1, growing = false, growing_to = NULL, updated_at = now()
                    WHERE growing_to = $1";
         self.move_growth(end, count).await
     }

@@ -28,6 +28,7 @@ use sqlx::{ConnectOptions, Connection};
 pub use completeness::{Completeness, Forward, SourceComplete};
 pub use error::ControlError;
 pub use gaps::{Gap, Gaps};
+pub use growing::READERS_RELOAD_WITHIN;
 pub use partitions::Partitions;
 pub use progress::{Advance, Progress};
 pub use retired::OutboxProgress;

@@ -74,7 +74,11 @@ async fn who_slept_through_another_growth_ends_nothing() {
         for step in [control.begin_growing(6).await, control.end_growing(6).await] {
             assert!(matches!(step, Err(ControlError::OtherGrowth { begun: 8, asked: 6 })), "{step:?}");
         }
-        assert_eq!(counts(&control).await, (4, vec![4, 6, 8], true), "workers wait until all are fenced for 8");
+        assert_eq!(
+            counts(&control).await,
+            (4, vec![4, 6, 8], true),
+            "workers wait until all are fenced for 8"
+        );
         assert!(control.end_growing(8).await.unwrap());
         assert!(!control.begin_growing(6).await.unwrap() && !control.end_growing(6).await.unwrap());
         assert_eq!(counts(&control).await, (8, vec![4, 6, 8], false));

@@ -42,7 +42,7 @@ async fn what_is_young_is_used_while_the_database_is_away() {
     catalog.partition_counts().await.unwrap();
     registry.set_away(true);
     assert_eq!(catalog.types().await.unwrap().len(), 1);
-    assert_eq!(catalog.partition_counts().await.unwrap().known, [12]);
+    assert_eq!(catalog.partition_counts().await.unwrap().counts.known, [12]);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod catalog;
 mod completeness;
 mod errors;
 mod fill;
+mod growing;
 mod kills;
 mod limits;
 mod memory;

@@ -216,6 +216,8 @@ pub struct MemoryRegistry {
     count_reads: Mutex<usize>,
     completeness: Mutex<Completeness>,
     completeness_reads: Mutex<usize>,
+    /// Further counts, each with the read from which on it is listed.
+    listed: Mutex<Vec<(usize, i32)>>,
 }
 
 impl MemoryRegistry {
@@ -246,6 +248,16 @@ impl MemoryRegistry {
     /// How often it was asked how far the sources are.
     pub fn completeness_reads(&self) -> usize {
         *lock(&self.completeness_reads)
+    }
+
+    /// Lists a partition count behind the API's back, as growing the topic does.
+    pub fn list_count(&self, count: i32) {
+        self.list_count_at_read(count, 0);
+    }
+
+    /// The same, just before the counts are read for the nth time.
+    pub fn list_count_at_read(&self, count: i32, nth: usize) {
+        lock(&self.listed).push((nth, count));
     }
 
     /// Registers a type behind the API's back, as another instance does.
@@ -301,7 +313,10 @@ impl Registry for MemoryRegistry {
     async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {
         *lock(&self.count_reads) += 1;
         self.answers().await?;
-        Ok(PartitionCounts { current: 12, known: vec![12] })
+        let reads = self.count_reads();
+        let listed = lock(&self.listed);
+        let listed = listed.iter().filter(|(nth, _)| reads >= *nth).map(|(_, count)| *count);
+        Ok(PartitionCounts { current: 12, known: std::iter::once(12).chain(listed).collect() })
     }
 
     async fn completeness(&self) -> Result<Completeness, RegistryError> {
