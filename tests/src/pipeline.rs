@@ -41,6 +41,8 @@ pub struct Options {
     pub partitions: Option<u32>,
     /// Servers of the pipeline's own, if not the run's.
     pub servers: Option<Servers>,
+    /// More variables for all programs.
+    pub env: BTreeMap<&'static str, String>,
 }
 
 /// Addresses of the servers of one pipeline.
@@ -103,6 +105,7 @@ impl Pipeline {
         for user in ["WRITER", "READER", "MAINTENANCE"] {
             env.insert(format!("USAGE_CLICKHOUSE_{user}_PASSWORD"), "usage".into());
         }
+        env.extend(options.env.iter().map(|(name, value)| (name.to_string(), value.clone())));
         let source = PgPoolOptions::new().max_connections(16).connect(&source_url).await?;
         let pipeline = Self { id, source, env, options, bins: bins()?, dir };
         pipeline.install().await?;

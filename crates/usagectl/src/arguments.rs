@@ -86,6 +86,8 @@ pub(crate) enum Command {
 pub(crate) enum Topics {
     /// Creates both topics, or checks that existing ones have the settings the protocol needs; records the partition count
     Create(TopicsCreate),
+    /// Gives both topics more partitions while everything runs; killed anywhere and called again it ends the same
+    Grow(TopicsGrow),
 }
 
 #[derive(Debug, Args)]
@@ -102,6 +104,19 @@ pub(crate) struct TopicsCreate {
     /// Name of the topic of dead letters [default: kafka.dead_letters_topic]
     #[arg(long, value_name = "NAME")]
     pub dead_letters: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopicsGrow {
+    /// Partitions that each topic shall have
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    pub partitions: i32,
+    /// Shows the steps and does nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How long readers may remember the old count: at least twice the greatest `limits.cache` of all query-apis
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse::duration)]
+    pub readers_within: Duration,
 }
 
 #[derive(Debug, Subcommand)]
@@ -278,6 +293,9 @@ mod tests {
             ("token --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --subject-type user", "--subject"),
             ("topics create --partitions 0", "--partitions"),
             ("topics create --replication x", "--replication"),
+            ("topics grow", "--partitions"),
+            ("topics grow --partitions 0", "--partitions"),
+            ("topics grow --partitions 6 --readers-within soon", "--readers-within"),
             ("source add demo --key-id k", "--key-hex"),
             ("source add demo --key-id k --generate --key-hex 00", "--generate"),
             ("source add Demo --key-id k --generate", "NAME"),
@@ -308,6 +326,16 @@ mod tests {
             let text = refused(line);
             assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");
         }
+    }
+
+    #[test]
+    fn growing_waits_as_long_as_a_reader_may_remember() {
+        let words = ["usagectl", "topics", "grow", "--partitions", "6"];
+        let Some(Command::Topics(Topics::Grow(grow))) = Arguments::try_parse_from(words).unwrap().command
+        else {
+            panic!("another command")
+        };
+        assert_eq!(grow.readers_within, usage_control::READERS_RELOAD_WITHIN);
     }
 
     #[test]

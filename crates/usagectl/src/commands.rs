@@ -28,6 +28,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let missing = || WrongInput { argument: "COMMAND", detail: "none given; see usagectl --help".into() };
     match arguments.command.ok_or_else(missing)? {
         Command::Topics(Topics::Create(options)) => topics::create(&config, &options).await,
+        Command::Topics(Topics::Grow(options)) => topics::grow(&config, &options).await,
         Command::Control(Migrate::Migrate) => migrate::control(&config).await,
         Command::Storage(Storage::Migrate) => migrate::storage(&config).await,
         Command::Storage(Storage::Restored(options)) => restored::run(&config, &options).await,

@@ -38,9 +38,13 @@ pub(crate) fn reason(word: &str) -> Result<Reason, String> {
     })
 }
 
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime_serde::re::humantime::parse_duration(text)
+        .map_err(|error| format!("expected a duration like 15m or 1h: {error}"))
+}
+
 pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
-    let ttl = humantime_serde::re::humantime::parse_duration(text)
-        .map_err(|error| format!("expected a duration like 15m or 1h: {error}"))?;
+    let ttl = duration(text)?;
     if ttl < Duration::from_secs(1) { Err("expected at least 1s".into()) } else { Ok(ttl) }
 }
 

@@ -1,6 +1,7 @@
-//! `usagectl topics create`: both topics with the settings the protocol relies on (design section 4).
+//! `usagectl topics create`: both topics with the settings the protocol relies on (design section 4); `topics grow`.
 
 mod expected;
+mod grow;
 
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use usage_service::config::{KafkaConfig, Resolved};
 
 use crate::arguments::TopicsCreate;
 use expected::{Found, Topic};
+
+pub(super) use grow::grow;
 
 const KAFKA_WITHIN: Duration = Duration::from_secs(30);
 /// Copies in production; a stack with fewer brokers has as many as it can.
