@@ -35,13 +35,6 @@ pub enum Action {
     Forward { partition: i32, hops: u32 },
 }
 
-impl Outgoing {
-    /// Whether it goes where a partition count sends it.
-    pub fn is_forward(&self) -> bool {
-        matches!(self.action, Action::Forward { .. })
-    }
-}
-
 /// Writes dead letters and forwards.
 #[derive(Clone)]
 pub struct Sender {

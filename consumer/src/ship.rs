@@ -125,11 +125,12 @@ async fn commit_plans(services: &Arc<Services>, shipments: Vec<Shipment>) -> Vec
     committed
 }
 
-/// Sends what leaves the batch for Kafka. A batch without kept rows meets no fence, so a worker that has slept through a growth of the
-/// topic would send records back and forth by the old count until they may be forwarded no more: that is looked at first.
+/// Sends what leaves the batch for Kafka. That meets no fence: a worker that has slept through a growth of the topic would send records
+/// back and forth by the old count until they may be forwarded no more, and dead letters of what is decided elsewhere now. So the
+/// count is looked at first.
 async fn send(services: &Services, shipment: &Shipment) -> Result<Vec<Forward>, Fail> {
     let outgoing = &shipment.decided.outgoing;
-    if outgoing.iter().any(Outgoing::is_forward) {
+    if !outgoing.is_empty() {
         let counts = services.control.partition_counts().await?;
         if counts.growing || counts.current != shipment.plan.count {
             return Err(Fail::Grown);

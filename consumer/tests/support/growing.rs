@@ -6,6 +6,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::Consumer as _;
+use rdkafka::producer::Producer as _;
 use usage_storage::Storage as _;
 
 use super::{Pipeline, eventually, group_consumer};
@@ -25,12 +26,12 @@ impl Pipeline {
             .await;
     }
 
+    /// As the test's producer sees it, which so learns of new ones.
     async fn partitions_in_kafka(&self) -> i32 {
-        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let (producer, topic) = (self.producer.clone(), self.topic.clone());
         let look = move || {
-            let metadata = group_consumer(&brokers, &group)
-                .fetch_metadata(Some(&topic), Duration::from_secs(10))
-                .expect("kafka answers");
+            let within = Duration::from_secs(10);
+            let metadata = producer.client().fetch_metadata(Some(&topic), within).expect("kafka answers");
             let partitions = metadata.topics()[0].partitions();
             partitions.iter().filter(|partition| partition.leader() >= 0).count() as i32
         };

@@ -71,5 +71,5 @@ async fn a_stream_under_way_is_broken_off_rather_than_wrong() {
     // The counts are read before and after each page: the second page meets the growth.
     api.registry.list_count_at_read(24, api.registry.count_reads() + 4);
     let answer = api.get_as(&path, "text/csv").await;
-    assert!(answer.broken && answer.text.lines().count() == 2, "{}", answer.text);
+    assert!(answer.status.as_u16() == 200 && answer.broken, "{answer:?}");
 }

@@ -63,7 +63,7 @@ pub async fn a_fence_for_nobody_stops_every_owner(bench: &dyn Bench) {
     let operator = operator.writer();
     let owners = [(storage.writer(), 0), (other.writer(), 1)];
     let mut makers = [0, 1].map(|partition| Maker::new(43, partition, 2));
-    for round in 0..8 {
+    for round in 0..4 {
         for (owner, partition) in &owners {
             take(&**owner, &[*partition]).await;
         }
