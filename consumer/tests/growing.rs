@@ -34,12 +34,8 @@ async fn assert_exact(pipeline: &Pipeline, expected: &[(Uuid, Totals)]) {
 
 /// Kafka partitions in which a tenant's rows are stored, with their number.
 async fn places(pipeline: &Pipeline, tenant: Uuid) -> BTreeMap<i32, u64> {
-    let client = clickhouse::Client::default()
-        .with_url(&pipeline.clickhouse.url)
-        .with_database(&pipeline.clickhouse.database)
-        .with_user("usage_maintenance")
-        .with_password("usage");
-    let rows: Vec<(i32, u64)> = client
+    let rows: Vec<(i32, u64)> = pipeline
+        .maintenance()
         .query("SELECT kafka_partition, count() FROM usage_records WHERE tenant_id = toUUID(?) GROUP BY kafka_partition")
         .bind(tenant.to_string())
         .fetch_all()
@@ -185,7 +181,8 @@ async fn copies_and_conflicts_are_found_across_a_grow() {
     let offsets = pipeline.send(&messages).await;
     assert_exact(&pipeline, &[moves, stays].map(|tenant| (tenant, Totals::exactly(20, 210)))).await;
     pipeline.all_done(&messages, &offsets).await;
-    eventually("both conflicts are dead letters", || async { pipeline.dead_letters().await.len() >= 2 }).await;
+    eventually("both conflicts are dead letters", || async { pipeline.dead_letters().await.len() >= 2 })
+        .await;
     worker.stop().await;
     assert_eq!(places(&pipeline, moves).await, BTreeMap::from([(1, 10), (3, 10)]));
 

@@ -5,11 +5,10 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::Consumer as _;
 use rdkafka::producer::Producer as _;
 use usage_storage::Storage as _;
 
-use super::{Pipeline, eventually, group_consumer};
+use super::{Pipeline, eventually};
 
 impl Pipeline {
     /// More partitions in Kafka, as `kafka-topics --alter` adds them.
@@ -40,17 +39,17 @@ impl Pipeline {
 
     /// The offset behind the last message of a partition.
     pub async fn end_of(&self, partition: i32) -> i64 {
-        let (brokers, topic, group) = (self.brokers.clone(), self.topic.clone(), self.group.clone());
+        let (producer, topic) = (self.producer.clone(), self.topic.clone());
         let look = move || {
-            let consumer = group_consumer(&brokers, &group);
-            consumer.fetch_watermarks(&topic, partition, Duration::from_secs(10)).expect("kafka answers").1
+            let within = Duration::from_secs(10);
+            producer.client().fetch_watermarks(&topic, partition, within).expect("kafka answers").1
         };
         tokio::task::spawn_blocking(look).await.expect("no panic")
     }
 
     /// Grows the topic; there are no readers to be waited for. Producers of the test go on by the count that they knew.
     pub async fn grow(&self, partitions: i32) {
-        self.control.list_partition_count(partitions).await.expect("the count is listed");
+        self.control.announce_partitions(partitions).await.expect("the count is listed");
         if self.partitions_in_kafka().await < partitions {
             self.alter(partitions).await;
         }

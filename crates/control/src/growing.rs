@@ -1,4 +1,4 @@
-//! Growing the topic (protocol 5.4): the steps that the control database has to do with. Each may be repeated.
+//! Growing the topic (protocol 5.4): what follows after [`Control::announce_partitions`]. Each step may be repeated.
 //!
 //! A count is listed as known long before it is the current one, so that every reader looks for rows where it will put them. Counts
 //! only grow; a count that was listed is one that the topic must reach.
@@ -13,32 +13,6 @@ use crate::{Control, ControlError};
 pub const READERS_RELOAD_WITHIN: Duration = Duration::from_secs(20);
 
 impl Control {
-    /// Lists `count` as one under which rows may lie.
-    ///
-    /// # Errors
-    /// [`ControlError::NoPartitionCount`]; [`ControlError::Shrinks`]; [`ControlError::OtherGrowth`] if a greater count is listed.
-    pub async fn list_partition_count(&self, count: i32) -> Result<(), ControlError> {
-        self.within(async {
-            let mut transaction = self.pool.begin().await?;
-            let current = locked_count(&mut transaction).await?;
-            if count < current {
-                return Err(ControlError::Shrinks { recorded: current, asked: count });
-            }
-            let greatest: i32 = sqlx::query_scalar("SELECT max(count) FROM partition_counts")
-                .fetch_one(&mut *transaction)
-                .await?;
-            if count < greatest {
-                return Err(ControlError::OtherGrowth { begun: greatest, asked: count });
-            }
-            let insert =
-                sqlx::query("INSERT INTO partition_counts (count) VALUES ($1) ON CONFLICT DO NOTHING");
-            insert.bind(count).execute(&mut *transaction).await?;
-            transaction.commit().await?;
-            Ok(())
-        })
-        .await
-    }
-
     /// From now on workers that take a partition over wait. False if the topic has grown to `count` before.
     ///
     /// # Errors

@@ -245,7 +245,7 @@ async fn a_new_partition_starts_where_its_sources_are() {
         control.announce_partitions(4).await.unwrap();
         control.advance(&[batch(3, 4, 40, &[marker(outbox(1), 330)], &[])]).await.unwrap();
         assert_eq!(until(&control, "s").await, Some(250));
-        assert!(matches!(control.announce_partitions(3).await, Err(ControlError::Invalid { .. })));
+        assert!(matches!(control.announce_partitions(3).await, Err(ControlError::OtherGrowth { .. })));
         assert_eq!(control.partition_counts().await.unwrap().known, [2, 4]);
     })
     .await;

@@ -29,29 +29,34 @@ impl Control {
     /// gives each of them every source's present minimum. The same count again changes nothing.
     ///
     /// # Errors
-    /// [`ControlError::Invalid`] for a count that is not above all others; what the database says.
+    /// [`ControlError::Shrinks`]; [`ControlError::OtherGrowth`] if a greater count is known; what the database says.
     pub async fn announce_partitions(&self, count: i32) -> Result<(), ControlError> {
-        let greatest = self.within(async {
+        self.within(async {
             let mut transaction = self.pool.begin().await?;
             // As in `init_partitions`: one process at a time.
             sqlx::query("LOCK TABLE partition_state IN SHARE ROW EXCLUSIVE MODE")
                 .execute(&mut *transaction)
                 .await?;
-            let greatest = sqlx::query_scalar("SELECT max(count) FROM partition_counts");
-            let greatest: Option<i32> = greatest.fetch_one(&mut *transaction).await?;
-            let greatest = greatest.ok_or(ControlError::NoPartitionCount)?;
+            let state = sqlx::query_as(
+                "SELECT current, (SELECT max(count) FROM partition_counts) FROM partition_state",
+            );
+            let (current, greatest): (i32, i32) =
+                state.fetch_optional(&mut *transaction).await?.ok_or(ControlError::NoPartitionCount)?;
+            if count < current {
+                return Err(ControlError::Shrinks { recorded: current, asked: count });
+            }
+            if count < greatest {
+                return Err(ControlError::OtherGrowth { begun: greatest, asked: count });
+            }
             if greatest < count {
                 seed_new_partitions(&mut transaction, count).await?;
                 let known = sqlx::query("INSERT INTO partition_counts (count) VALUES ($1)");
                 known.bind(count).execute(&mut *transaction).await?;
                 transaction.commit().await?;
             }
-            Ok(greatest)
-        });
-        match greatest.await? {
-            greatest if greatest <= count => Ok(()),
-            greatest => Err(ControlError::invalid("partitions", format!("must be above {greatest}"))),
-        }
+            Ok(())
+        })
+        .await
     }
 
     /// Forgets the sources' progress, for a storage that was restored from an older backup (protocol 6.6): nothing is known until

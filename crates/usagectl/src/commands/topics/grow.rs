@@ -117,7 +117,7 @@ struct Growth {
 impl Growth {
     async fn run(&self, short: &[&Topic]) -> anyhow::Result<()> {
         let count = self.count;
-        patiently("listing the count", || self.control.list_partition_count(count)).await?;
+        patiently("listing the count", || self.control.announce_partitions(count)).await?;
         println!("{count} is listed as a known count");
         fail_point!("grow.listed");
         // Whole, also when it was listed long ago: by whose clock would one know?
