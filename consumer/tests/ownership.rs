@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::{Offset, TopicPartitionList};
-use support::lanes::{Lane, SETTINGS};
-use support::{Pipeline, Process, WITHIN, eventually, logs};
+use support::lanes::Lane;
+use support::{Pipeline, Process, Totals, WITHIN, eventually, logs};
 use usage_storage::Storage;
 use usage_storage::clickhouse::ClickHouseStorage;
 
@@ -83,24 +83,27 @@ async fn a_plan_that_another_overwrites_costs_work_and_no_counts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_takeover_of_one_partition_ends_a_joint_insert_of_all() {
     logs();
-    let mut lane = Lane::start(22).await;
-    lane.send().await;
-    let settings: Vec<&str> = SETTINGS.iter().copied().chain(["consumer.session_timeout=60s"]).collect();
-    let worker = Process::armed(&lane.pipeline, "storage.half_sent=stop@1", &settings);
+    let pipeline = Pipeline::start(3).await;
+    let settings = ["consumer.session_timeout=60s", "consumer.batch_age=2s", "consumer.retry_max=300ms"];
+    let worker = Process::armed(&pipeline, "storage.half_sent=stop@1", &settings);
+    let taken_over = || worker.log_count("partition taken over");
+    eventually("it holds all partitions", || async { taken_over() == 3 }).await;
+    let tenants = [0, 1, 2].map(|partition| pipeline.tenant_of(partition));
+    let source = &pipeline;
+    let one = |i: usize| tenants.iter().map(move |tenant| source.record(*tenant, &format!("key-{i}"), 1));
+    pipeline.send_records(&(0..50).flat_map(one).collect::<Vec<_>>()).await;
     worker.froze().await;
-    let taken_over = worker.log_count("partition taken over");
-    assert_eq!(taken_over, 3);
-    let foreign = ClickHouseStorage::connect(lane.pipeline.clickhouse.clone()).writer();
+    let foreign = ClickHouseStorage::connect(pipeline.clickhouse.clone()).writer();
     foreign.open(0).await.expect("it is fenced");
     worker.resume();
-    lane.pipeline.settled().await;
+    pipeline.settled().await;
     assert_eq!(worker.log_count("taking over again"), 1);
-    eventually("it holds the partition again", || async {
-        worker.log_count("partition taken over") == taken_over + 1
-    })
-    .await;
+    eventually("it holds the partition again", || async { taken_over() == 4 }).await;
     assert_eq!(worker.log_count("batch is cared for alone"), 2, "the other two");
     worker.stop().await;
-    lane.check("after all").await;
-    lane.pipeline.end().await;
+    for tenant in tenants {
+        assert_eq!(pipeline.totals(tenant).await, Totals::exactly(50, 50));
+    }
+    assert_eq!(pipeline.rollup_differences().await, 0);
+    pipeline.end().await;
 }
