@@ -144,7 +144,7 @@ async fn a_plan_without_room_for_the_rows_that_storage_refuses() {
     let pipeline = Pipeline::start(1).await;
     pipeline.refuse_rows().await;
     let tenant = pipeline.tenant_of(0);
-    let key = |i: usize| if i % 1_000 == 0 { format!("{REFUSED}-{i}") } else { format!("key-{i}") };
+    let key = |i: usize| if i.is_multiple_of(1_000) { format!("{REFUSED}-{i}") } else { format!("key-{i}") };
     let records: Vec<UsageRecord> = (0..8_000).map(|i| pipeline.record(tenant, &key(i), 1)).collect();
     let ids: Vec<Uuid> = records.iter().map(|record| record.record_id).collect();
     // As many as their plan has room for, to the last character but a few.

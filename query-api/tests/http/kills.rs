@@ -101,7 +101,7 @@ async fn start(directory: &Path, databases: &Databases, points: &str) -> (Proces
 
 fn records(tenant: Uuid) -> Vec<StoredRecord> {
     let day = |i: usize| format!("2025-04-{:02}T12:00:00Z", 1 + i % 28);
-    let metric = |i: usize| if i % 2 == 0 { "tokens" } else { "bytes" };
+    let metric = |i: usize| if i.is_multiple_of(2) { "tokens" } else { "bytes" };
     (0..80).map(|i| record(tenant, metric(i), &i.to_string(), &day(i))).collect()
 }
 
