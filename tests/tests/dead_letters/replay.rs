@@ -16,6 +16,10 @@ async fn a_type_that_is_registered_late_is_billed_once_however_often_it_is_repla
     );
     assert_eq!(open(&pipeline, &["--tenant", &tenants[0].to_string()])?, 10);
     assert_eq!(open(&pipeline, &["--metric", "llm.requests"])?, 0);
+    let metrics = running.consumer.metrics()?;
+    let line =
+        metrics.lines().find(|line| line.starts_with("consumer_dead_letters_total{")).unwrap_or_default();
+    assert!(line.contains(r#"severity="error""#) && line.ends_with(" 30"), "{line}");
 
     register(&pipeline)?;
     let dry = ask(&pipeline, &["replay", "--metric", UNREGISTERED, "--dry-run"])?;

@@ -85,3 +85,26 @@ fn quietly<T>(work: impl FnOnce() -> T) -> Option<T> {
     QUIET.set(false);
     result
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_rdkafka_is_no_answer_and_ends_nothing() {
+        assert_eq!(quietly(|| 7), Some(7));
+        let name = [0xff];
+        assert_eq!(quietly(|| std::str::from_utf8(&name).expect("text").len()), None);
+        assert!(!QUIET.get(), "the next panic is told again");
+    }
+
+    #[test]
+    fn the_last_of_repeated_headers_counts() {
+        let message = crate::commands::dead_letters::testing::message(
+            0,
+            0,
+            &[("a", b"1"), ("a", b"2"), ("b", &[0xff])],
+        );
+        assert_eq!((message.text("a"), message.text("b"), message.header("c")), (Some("2"), None, None));
+    }
+}

@@ -3,6 +3,7 @@ use usage_schemas::codec::Encoder;
 use usage_schemas::{Kind, Quantity, Timestamp, UsageRecord, ids};
 
 use super::*;
+use crate::commands::dead_letters::mark::Settled;
 use crate::commands::dead_letters::testing::message;
 
 const DLQ: [(&str, &[u8]); 7] = [
@@ -143,4 +144,19 @@ fn what_can_never_succeed_is_not_replayed() {
     let payload_type = names::PAYLOAD_MARKER.as_bytes().to_vec();
     marker.message.headers.push((Some("payload-type".into()), Some(payload_type)));
     assert!(marker.unreplayable().is_some());
+}
+
+#[test]
+fn a_mark_that_somebody_copied_to_the_records_and_that_was_refused_there_marks_nothing() {
+    let origin = letter_of(message(0, 0, &DLQ)).origin;
+    let mut headers: Vec<(&str, &[u8])> = vec![("payload-type", names::PAYLOAD_DEAD_LETTER_MARK.as_bytes())];
+    let mut mark = message(0, 9, &headers);
+    mark.value = Some(Mark::encode(Settled::Discarded, vec![origin.clone()]));
+    match read(mark.clone(), &Decoder::new()) {
+        Content::Mark(mark) => assert_eq!((mark.place.offset, mark.letters), (9, vec![origin])),
+        other => panic!("{other:?}"),
+    }
+    headers.extend(DLQ);
+    let copied = Message { headers: message(0, 0, &headers).headers, ..mark };
+    assert_eq!(letter_of(copied).reason, "conflict");
 }
