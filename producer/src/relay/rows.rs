@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, PgConnection};
 use usage_service::fail_point;
 use uuid::Uuid;
@@ -11,8 +10,8 @@ use uuid::Uuid;
 use super::session::{STATEMENT, bounded};
 use crate::pg_time::PgTime;
 
-/// A page stops here, whatever its number of rows, so that large payloads don't fill the memory.
-const PAGE_BYTES: usize = 16 << 20;
+/// A page stops with the row that reaches this, whatever its number of rows, so that large payloads don't fill the memory.
+const PAGE_BYTES: i64 = 16 << 20;
 
 /// What names a row when it is taken out: a promoted standby may hand out an id again, but not at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,6 +58,8 @@ struct Scanned {
 }
 
 /// Reads the rows of a partition above `floor`, at most `limit` of them, payloads of at most `max_bytes`.
+///
+/// The server adds up the bytes: rows that are sent and not wanted would have to be read all the same before the connection can do anything else.
 pub(crate) async fn scan(
     connection: &mut PgConnection,
     part: i16,
@@ -67,28 +68,26 @@ pub(crate) async fn scan(
     max_bytes: i32,
 ) -> Result<Page, sqlx::Error> {
     let work = async {
-        let mut stream = sqlx::query_as::<_, Scanned>(
+        let scanned: Vec<Scanned> = sqlx::query_as(
             "SELECT id, tenant_id, emitted_at, segment, payload_type, source, traceparent, \
-             CASE WHEN octet_length(payload) <= $4 THEN payload END AS payload, octet_length(payload) AS payload_bytes, \
-             clock_timestamp() AS read_at \
-             FROM usage_outbox WHERE part = $1 AND id > $2 ORDER BY id LIMIT $3",
+             CASE WHEN payload_bytes <= $4 THEN payload END AS payload, payload_bytes, clock_timestamp() AS read_at \
+             FROM (SELECT *, octet_length(payload) AS payload_bytes, \
+             sum(CASE WHEN octet_length(payload) <= $4 THEN octet_length(payload) ELSE 0 END) \
+             OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
+             FROM usage_outbox WHERE part = $1 AND id > $2 ORDER BY id LIMIT $3) AS page \
+             WHERE bytes_before IS NULL OR bytes_before < $5 ORDER BY id",
         )
         .bind(part)
         .bind(floor)
         .bind(limit)
         .bind(max_bytes)
-        .fetch(connection);
-        let mut rows = Vec::new();
-        let mut bytes = 0;
-        while let Some(row) = stream.try_next().await? {
-            bytes += row.payload.as_ref().map_or(0, Vec::len);
-            rows.push(Row::from(row));
-            if bytes >= PAGE_BYTES {
-                return Ok(Page { rows, full: true });
-            }
-        }
-        let full = i64::try_from(rows.len()).unwrap_or(i64::MAX) >= limit;
-        Ok(Page { rows, full })
+        .bind(PAGE_BYTES)
+        .fetch_all(connection)
+        .await?;
+        let read: usize = scanned.iter().filter_map(|row| row.payload.as_ref()).map(Vec::len).sum();
+        let whole = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let full = whole(scanned.len()) >= limit || whole(read) >= PAGE_BYTES;
+        Ok(Page { rows: scanned.into_iter().map(Row::from).collect(), full })
     };
     bounded(STATEMENT, work).await
 }

@@ -7,6 +7,7 @@ mod failures;
 mod kills;
 mod markers;
 mod migrations;
+mod problems;
 mod process;
 mod schedules;
 mod set_aside;

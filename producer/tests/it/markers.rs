@@ -294,3 +294,28 @@ async fn rows_of_an_unconfigured_source_in_front_hold_no_other_source_back() {
     assert!(none_runs_ahead(&topic.messages().await, &truth, "vm-manager", outbox) >= 3);
     assert_eq!(topic.keys().await.len(), 501);
 }
+
+/// A relay that is newer than its outbox delivers all the same, sends no markers and says what to do.
+#[tokio::test]
+async fn an_outbox_without_what_markers_need_is_delivered_from() {
+    let (source, topic) = (Source::new().await, Topic::new(2).await);
+    let outbox = source.outbox_id().await;
+    sqlx::raw_sql("ALTER TABLE usage_outbox_returned RENAME TO elsewhere")
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    let relay = Running::start(config(&source, &topic));
+    let reason = until("it says so", async || relay.status.borrow().completeness.clone()).await;
+    assert!(reason.contains("usagectl outbox migrate"), "{reason}");
+    source.emit(Uuid::new_v4(), "k").await;
+    source.emptied().await;
+    assert_eq!((topic.keys().await, topic.markers().await.len()), (vec!["k".to_string()], 0));
+    assert!(relay.status.borrow().database.is_none());
+    sqlx::raw_sql("ALTER TABLE elsewhere RENAME TO usage_outbox_returned")
+        .execute(&source.pool)
+        .await
+        .unwrap();
+    passes(&topic, SOURCE, outbox, source.clock().await).await;
+    until("all is well", async || relay.status.borrow().completeness.is_none().then_some(())).await;
+    relay.stop().await;
+}
