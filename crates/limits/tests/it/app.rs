@@ -4,14 +4,11 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sqlx::PgPool;
 
-use crate::support::{number, run_on, with_database};
-
-const WITHIN: Duration = Duration::from_secs(120);
+use crate::support::{WITHIN, number, run_on, until, with_database};
 
 struct App {
     process: Child,
@@ -82,15 +79,6 @@ fn exchange(address: &str, line: &str) -> std::io::Result<Answer> {
     let (head, body) = text.split_once("\r\n\r\n").ok_or_else(cut)?;
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(cut)?;
     Ok(Answer { status, head: head.to_lowercase(), body: serde_json::from_str(body).unwrap_or_default() })
-}
-
-/// Waits until a query gives the number.
-async fn until(pool: &PgPool, sql: &str, wanted: i64) {
-    let deadline = Instant::now() + WITHIN;
-    while number(pool, sql).await != wanted {
-        assert!(Instant::now() < deadline, "{sql} does not become {wanted}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 const SESSIONS: &str =

@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use usage_devstack::Postgres;
 use usage_limits::{AllowanceError, Consumption, Quota, RateLimits, Reason, Rule};
 
-use crate::support::{allowance, mails, number, pool, run_on, used};
+use crate::support::{allowance, mails, number, pool, run_on, until, used, with_database};
 
 const CALLERS: usize = 64;
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
@@ -162,4 +162,38 @@ async fn problems_57_and_60_one_of_64_callers_gets_the_last_unit() {
 async fn problems_57_and_60_on_postgres_17_too() {
     let dir = tempfile::tempdir().unwrap();
     every_level(Postgres::start_packaged(dir.path()).unwrap(), Some(17)).await;
+}
+
+#[tokio::test]
+async fn a_stale_snapshot_is_surfaced_in_a_transaction_and_repeated_alone() {
+    with_database(|plain| async move {
+        let allowance = allowance();
+        run_on(&plain, &allowance.migration_sql()).await;
+        for level in &LEVELS[1..] {
+            let subject = (*level).to_owned();
+            let options = plain.connect_options().as_ref().clone();
+            let pool = pool(options.options([("default_transaction_isolation", *level)]), 3);
+            assert!(alone(pool.clone(), subject.clone(), 100).await);
+
+            let mut late = pool.begin().await.unwrap();
+            sqlx::raw_sql("SELECT FROM notifications_usage").execute(&mut *late).await.unwrap();
+            assert!(alone(pool.clone(), subject.clone(), 100).await);
+            let error = allowance.consume_in(&mut late, mails(&subject), 1, Some(100)).await.unwrap_err();
+            assert_eq!(error.sqlstate().as_deref(), Some("40001"), "{level}: {error:?}");
+            late.rollback().await.unwrap();
+
+            // One that waits for the row when it changes: its snapshot is stale, and nobody else can repeat it.
+            let mut holder = pool.begin().await.unwrap();
+            allowance.consume_in(&mut holder, mails(&subject), 1, Some(100)).await.unwrap();
+            let waiting = tokio::spawn(alone(pool.clone(), subject.clone(), 100));
+            let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                           AND datname = current_database()";
+            until(&plain, blocked, 1).await;
+            holder.commit().await.unwrap();
+            assert!(waiting.await.unwrap(), "{level}");
+            assert_eq!(used(&plain, mails(&subject)).await, 4, "{level}");
+            pool.close().await;
+        }
+    })
+    .await;
 }

@@ -1,6 +1,7 @@
 //! A database of its own for each test.
 
 use std::future::Future;
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -9,6 +10,8 @@ use time::macros::datetime;
 use usage_limits::{Allowance, Counter, Period};
 use uuid::Uuid;
 
+/// For what a busy machine takes long to do.
+pub const WITHIN: Duration = Duration::from_secs(120);
 pub const NOW: OffsetDateTime = datetime!(2026-11-30 12:00 UTC);
 pub const MONTH: Period = Period::CalendarMonthUtc;
 
@@ -40,10 +43,7 @@ where
 
 /// Connects when first asked.
 pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(std::time::Duration::from_secs(120))
-        .connect_lazy_with(options)
+    PgPoolOptions::new().max_connections(connections).acquire_timeout(WITHIN).connect_lazy_with(options)
 }
 
 /// One or more statements.
@@ -77,4 +77,13 @@ pub async fn refusal(pool: &PgPool, sql: &str) -> (String, String) {
     let error = sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await.expect_err(sql);
     let error = error.into_database_error().unwrap();
     (error.code().unwrap().into_owned(), error.message().to_owned())
+}
+
+/// Waits until a query gives the number.
+pub async fn until(pool: &PgPool, sql: &str, wanted: i64) {
+    let deadline = Instant::now() + WITHIN;
+    while number(pool, sql).await != wanted {
+        assert!(Instant::now() < deadline, "{sql} does not become {wanted}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
