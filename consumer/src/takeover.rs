@@ -229,10 +229,15 @@ impl Takeover<'_> {
             return Err(Fail::Growing);
         }
         let kafka = self.services.reader.partition_count().await?;
-        if kafka != counts.current {
-            return Err(Fail::Count { kafka, recorded: counts.current });
+        if kafka == counts.current {
+            return Ok(counts);
         }
-        Ok(counts)
+        if counts.known.iter().all(|known| *known < kafka) {
+            // Somebody added partitions by hand. Producers use them already and nobody reads them yet: completeness must not go on
+            // without them. This is how growing begins, and to grow is all that can be done about it.
+            self.services.control.announce_partitions(kafka).await?;
+        }
+        Err(Fail::Count { kafka, recorded: counts.current })
     }
 
     /// Same rows, same number, no decision again.

@@ -244,9 +244,18 @@ async fn a_worker_that_sees_another_count_in_kafka_waits_and_names_the_command()
         pipeline.send_records(&records(&pipeline, tenant, 0..10)).await;
         assert_exact(&pipeline, &[(tenant, Totals::exactly(10, 55))]).await;
     }
-    pipeline.alter(3).await;
+    let outbox = Uuid::new_v4();
+    pipeline.send(&pipeline.markers_of(outbox, 100)).await;
+    eventually("both partitions are complete", || async { pipeline.complete_until().await == Some(100) })
+        .await;
+    pipeline.alter_by_hand(3).await;
     const COMMAND: &str = "run `usagectl topics grow --partitions 3`";
     eventually("the worker names the command", || async { worker.log_contains(COMMAND) }).await;
+    // What producers put into the third partition holds completeness, though nobody reads it yet.
+    let markers = pipeline.markers_of(outbox, 200);
+    let offsets = pipeline.send(&markers).await;
+    pipeline.all_done(&markers, &offsets).await;
+    assert_eq!(pipeline.complete_until().await, Some(100));
     // A producer that spreads over three: what lies in the old partitions is decided by two.
     for tenant in tenants {
         let more: Vec<Message> =
@@ -263,6 +272,8 @@ async fn a_worker_that_sees_another_count_in_kafka_waits_and_names_the_command()
 
     pipeline.grow(3).await;
     assert_exact(&pipeline, &tenants.map(|tenant| (tenant, Totals::exactly(20, 210)))).await;
+    pipeline.send(&[pipeline.marker_of(outbox, 300, 2)]).await;
+    eventually("the third one counts", || async { pipeline.complete_until().await == Some(200) }).await;
     worker.stop().await;
     assert_eq!(pipeline.dead_letters().await, []);
     pipeline.end().await;

@@ -11,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
+use usage_devstack::testing::{kafka_brokers, kafka_tool};
 use usage_schemas::{Quantity, Timestamp, names};
 use usage_service::clock;
 use usage_tests::answers::Api;
@@ -233,5 +234,36 @@ async fn a_grow_that_is_killed_after_any_step_and_called_again_ends_the_same() -
     pipeline.judge(&api, PATIENCE).await?;
     assert!(watched.answers > tenants.len(), "{watched:?}");
     assert_eq!(topic::read_all(pipeline.dead_letters_topic())?, []);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cant_be_grown_is_refused_and_a_dry_run_changes_nothing() -> anyhow::Result<()> {
+    let pipeline = prepare(4).await?;
+    let run = |arguments: &[&str]| {
+        let line = [&["topics", "grow"], arguments].concat();
+        let output = pipeline.usagectl_command(&line).output()?;
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        anyhow::Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned() + &error))
+    };
+    for _ in 0..2 {
+        let (code, text) = run(&["--partitions", "6", "--dry-run"])?;
+        assert_eq!((code, text.lines().count()), (Some(0), 7), "{text}");
+        assert!(
+            text.starts_with("1. would list 6 as a known count beside 4\n"),
+            "as if never called: {text}"
+        );
+        assert!(text.contains("from 4 to 6 partitions in Kafka"), "{text}");
+    }
+    let (code, text) = run(&["--partitions", "3"])?;
+    assert!(code == Some(2) && text.contains("--partitions: the topic has 4 partitions"), "{text}");
+
+    let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand")?;
+    tool.args(["--bootstrap-server", &kafka_brokers(), "--alter", "--topic", pipeline.records_topic()]);
+    ensure!(tool.args(["--partitions", "6"]).output()?.status.success(), "kafka-topics fails");
+    let (code, text) = run(&["--partitions", "5"])?;
+    assert!(code == Some(1) && text.contains("run `usagectl topics grow --partitions 6`"), "{text}");
+    let text = grow(&pipeline, "6")?;
+    assert!(text.contains("6 is the current count"), "{text}");
     Ok(())
 }

@@ -6,12 +6,25 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::Producer as _;
+use usage_devstack::testing::kafka_tool;
 use usage_storage::Storage as _;
 
 use super::{Pipeline, eventually};
 
 impl Pipeline {
-    /// More partitions in Kafka, as `kafka-topics --alter` adds them.
+    /// An operator adds partitions with Kafka's own tool, to the topic of records only.
+    pub async fn alter_by_hand(&self, partitions: i32) {
+        let mut tool = kafka_tool("org.apache.kafka.tools.TopicCommand").expect("kafka is installed");
+        tool.args(["--bootstrap-server", &self.brokers, "--alter", "--topic", &self.topic]);
+        tool.args(["--partitions", &partitions.to_string()]);
+        let output = tokio::task::spawn_blocking(move || tool.output()).await.expect("no panic");
+        let output = output.expect("the tool runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        eventually("the partitions are there", || async { self.partitions_in_kafka().await == partitions })
+            .await;
+    }
+
+    /// More partitions of both topics in Kafka.
     pub async fn alter(&self, partitions: i32) {
         let admin: AdminClient<DefaultClientContext> =
             ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("an admin client");
