@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use serde_json::Value;
 use usage_tests::pipeline::{Options, Pipeline};
 use usage_tests::workload::{self, Workload};
@@ -139,5 +142,41 @@ async fn copy(pipeline: &Pipeline, from: &str, to: &str) -> anyhow::Result<()> {
             .clickhouse(&format!("ALTER TABLE {to} ATTACH PARTITION ID '{partition}' FROM {from}"))
             .await?;
     }
+    Ok(())
+}
+
+/// What came after the backup is not in the log any more: nothing is changed, and the ranges are named.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_that_the_log_can_not_catch_up_with_is_refused() -> anyhow::Result<()> {
+    let (pipeline, group) = prepare().await?;
+    let mut running = pipeline.run()?;
+    play(&pipeline, 100, 26).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    rolled_up(&pipeline).await?;
+    running.consumer.terminate()?;
+    running.query_api.terminate()?;
+    // As retention does; everything but the topic's very end.
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", usage_devstack::testing::kafka_brokers()).create()?;
+    let mut list = TopicPartitionList::new();
+    for partition in 0..4 {
+        list.add_partition_offset(pipeline.records_topic(), partition, Offset::End)?;
+    }
+    admin.delete_records(&list, &AdminOptions::new()).await?;
+
+    let rolled = pipeline.clickhouse("SELECT sum(record_count), max(horizon) FROM usage_rollups").await?;
+    let restored = ["storage", "restored", "--readers-stopped", "--group", &group];
+    let (code, _, error) = pipeline.usagectl_ended(&restored)?;
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("gone from the log") && error.contains("of partition"), "{error}");
+    assert_eq!(
+        pipeline.clickhouse("SELECT sum(record_count), max(horizon) FROM usage_rollups").await?,
+        rolled
+    );
+    // With the workers back everything is as it was.
+    running.consumer = pipeline.consumer()?;
+    let (query_api, api) = pipeline.query_api()?;
+    running.query_api = query_api;
+    pipeline.judge(&api, PATIENCE).await?;
     Ok(())
 }

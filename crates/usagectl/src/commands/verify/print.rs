@@ -172,7 +172,7 @@ mod tests {
         let text = as_text(&difference);
         for part in [
             "tenant 00000000-0000-0000-0000-000000000007",
-            "metric tokens, source gateway, kind counter, 1970-01-01T00:15:00Z, partition 3",
+            "metric tokens, source gateway, kind counter, 1970-01-01T00:15:00.000000Z, partition 3",
             "the records give count 2, sum 3, min 1, max 2, latest 2 of 00000000-0000-0000-0000-000000000009 at",
             "rolled up is count 1, sum 3",
         ] {
@@ -180,7 +180,7 @@ mod tests {
         }
         let json = as_json(&difference);
         assert_eq!((&json["expected"]["count"], &json["found"]["count"]), (&json!("2"), &json!("1")));
-        assert_eq!((&json["bucket"], &json["partition"]), (&json!("1970-01-01T00:15:00Z"), &json!(3)));
+        assert_eq!((&json["bucket"], &json["partition"]), (&json!("1970-01-01T00:15:00.000000Z"), &json!(3)));
         assert!(
             as_text(&Difference::Bucket { key, expected: None, found: Some(totals(1)) })
                 .contains("the records give nothing")
