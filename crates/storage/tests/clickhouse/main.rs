@@ -27,7 +27,7 @@ on_shared_server! {
     basics::stored_ids_are_found,
     basics::numbers_never_go_back,
     basics::large_values_are_exact,
-    basics::refused_rows_are_found,
+    basics::a_final_error_in_a_joint_insert_is_split_and_bisected,
     fences::a_stale_writer_is_fenced,
     fences::a_joint_insert_is_fenced_as_a_whole,
     fences::a_takeover_ends_joint_inserts,

@@ -240,7 +240,7 @@ pub async fn large_values_are_exact(bench: &dyn Bench) {
 }
 
 /// Rows that the backend refuses are found one by one; the rest of the batch is stored under the same number.
-pub async fn refused_rows_are_found(bench: &dyn Bench) {
+pub async fn a_final_error_in_a_joint_insert_is_split_and_bisected(bench: &dyn Bench) {
     let storage = bench.storage();
     storage.migrate().await.unwrap();
     bench.refuse_metric("bad.metric").await;
