@@ -13,6 +13,8 @@ use crate::process::{Launch, Life, ProcessId, Server};
 use crate::{cache, ports, probe};
 
 const READY: Duration = Duration::from_secs(120);
+/// After a kill -9 every log is read again, and whoever kills brokers keeps the machine busy with the rest meanwhile.
+const READY_AGAIN: Duration = Duration::from_secs(300);
 const GRACE: Duration = Duration::from_secs(20);
 /// 22 characters of URL-safe base64; any will do for a cluster of one.
 const CLUSTER_ID: &str = "dXNhZ2UtY29sbGVjdG9yMQ";
@@ -157,7 +159,8 @@ impl Kafka {
 
     fn await_ready(&mut self) -> Result<()> {
         let port = self.port;
-        probe::await_ready("Kafka", &mut self.server, READY, || probe::kafka_ready(port))
+        let limit = if self.short_lived { READY_AGAIN } else { READY };
+        probe::await_ready("Kafka", &mut self.server, limit, || probe::kafka_ready(port))
     }
 }
 

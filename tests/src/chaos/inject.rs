@@ -145,11 +145,6 @@ async fn fill_disk(cluster: &Cluster, lasts: Duration) -> anyhow::Result<Effect>
 
 /// An operator whose command dies, and who calls it until it has ended well.
 async fn grow(cluster: &Cluster, killed_after: Duration) -> anyhow::Result<Effect> {
-    let help = cluster.pipeline.usagectl_command(&["topics", "grow", "--help"]);
-    let (known, _) = blocking(move || until_killed(help, GROWN_WITHIN)).await?;
-    if !known.is_some_and(|status| status.success()) {
-        return Ok(Effect::Skipped("this usagectl can't grow a topic".into()));
-    }
     let partitions = (PARTITIONS * 3 / 2).to_string();
     // At least twice the API's cache time.
     let arguments = ["topics", "grow", "--partitions", &partitions, "--readers-within", "5s"];
