@@ -62,6 +62,14 @@ async fn lives_again(kind: Worker) {
         assert!(after.batch_seq > before.batch_seq, "numbers never go back: {before:?}, {after:?}");
         assert_eq!(after.next_offset, Some(150));
     }
+    // What the old log may have held behind the last offset that was read is a loss that somebody must know of. A worker that lived
+    // on may have read more under the old offsets before it noticed.
+    let gaps = pipeline.control.gaps().await.unwrap();
+    let found: Vec<_> = gaps.iter().map(|gap| (gap.kafka_partition, gap.accepted)).collect();
+    assert_eq!(found, (0..PARTITIONS).map(|partition| (partition, false)).collect::<Vec<_>>());
+    for (before, gap) in before.iter().zip(&gaps) {
+        assert!(Some(gap.from_offset) >= before.next_offset, "{before:?}, {gap:?}");
+    }
     pipeline.end().await;
 }
 

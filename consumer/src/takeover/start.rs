@@ -62,7 +62,9 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
     if found.made_anew {
         let planned = found.committed.as_ref().and_then(|committed| plan::parse(&committed.metadata).ok());
         let planned = planned.map_or(0, |committed| committed.batch_seq());
-        return Ok(Start { offset: low, done_seq: found.last_seq(planned), plan: None, gap: None });
+        // Whatever the old log held from here on was never read; markers in the new one take it for delivered.
+        let gap = found.progress.next_offset.map(|next| (next, next + 1));
+        return Ok(Start { offset: low, done_seq: found.last_seq(planned), plan: None, gap });
     }
     let Some(committed) = &found.committed else {
         // Nothing was ever committed, or the commit expired: from the log's beginning, unless something before it was consumed
@@ -201,8 +203,11 @@ mod tests {
                 let mut found = found(Some((offset, &text)), Some(offset));
                 found.made_anew = true;
                 let done_seq = if text.contains("57") { 57 } else { 41 };
-                let begin = Start { offset: 100, done_seq, plan: None, gap: None };
+                let gap = Some((offset, offset + 1));
+                let begin = Start { offset: 100, done_seq, plan: None, gap };
                 assert_eq!(start(&found), Ok(begin), "{text}");
+                found.progress.next_offset = None;
+                assert_eq!(start(&found).unwrap().gap, None, "nothing was read of the old one");
             }
         }
     }
