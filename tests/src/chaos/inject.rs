@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::Signal;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::{Instant, sleep, timeout_at};
+use usage_devstack::Postgres;
 use usage_devstack::process::{self, Life};
 
 use super::cluster::{Cluster, PARTITIONS, blocking};
@@ -19,6 +20,8 @@ use super::storage;
 const INSERT_WITHIN: Duration = Duration::from_secs(2);
 /// However often it is called: whatever it needs may be away meanwhile.
 const GROWN_WITHIN: Duration = Duration::from_secs(180);
+/// Longer than a disk is full.
+const RECOVERED_WITHIN: Duration = Duration::from_secs(60);
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +88,7 @@ pub async fn inject(cluster: &Cluster, fault: Fault, deadline: Instant) -> anyho
         Fault::RestartPostgres(which) => {
             let Some(mut server) = turn(cluster.postgres(which), deadline).await else { return Ok(late()) };
             let began = Instant::now();
-            blocking(move || server.restart_immediate()).await?;
+            blocking(move || restart_immediate(&mut server)).await?;
             Ok(Effect::Done(format!("back after {:.1?}", began.elapsed())))
         }
         Fault::Network { link, bad, lasts, after } => {
@@ -107,6 +110,17 @@ pub async fn inject(cluster: &Cluster, fault: Fault, deadline: Instant) -> anyho
             done("right again")
         }
     }
+}
+
+/// On a full disk the recovery fails, until there is room.
+fn restart_immediate(server: &mut Postgres) -> anyhow::Result<()> {
+    let deadline = Instant::now() + RECOVERED_WITHIN;
+    let mut outcome = server.restart_immediate();
+    while outcome.is_err() && Instant::now() < deadline {
+        process::nap(Duration::from_millis(500));
+        outcome = server.restart();
+    }
+    outcome
 }
 
 async fn turn<T>(shared: &Arc<Mutex<T>>, deadline: Instant) -> Option<OwnedMutexGuard<T>> {
