@@ -1,6 +1,7 @@
 //! What the consumer says about itself: metrics by batch, never by record.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use usage_control::Completeness;
 use usage_schemas::{Marker, Reason, Timestamp};
@@ -93,8 +94,9 @@ pub fn completeness(known: &Completeness, now: i64) {
     for found in &known.sources {
         let lag = match known.complete_until(&[&found.source]) {
             _ if found.retired => 0.0,
-            #[allow(clippy::cast_precision_loss, reason = "metrics take floats")]
-            Some(until) => now.saturating_sub(until).max(0) as f64 / 1e6,
+            Some(until) => {
+                Duration::from_micros(now.saturating_sub(until).try_into().unwrap_or_default()).as_secs_f64()
+            }
             None => f64::INFINITY,
         };
         metrics::gauge!(metric_names::USAGE_SOURCE_LAG_SECONDS, "source" => found.source.clone()).set(lag);

@@ -100,7 +100,8 @@ async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::
         }
         anyhow::Ok(())
     });
-    (played?, backed_up?);
+    played?;
+    backed_up?;
     play(&pipeline, 200, 25).await?;
     pipeline.judge(&running.api, PATIENCE).await?;
     let whole = pipeline.clickhouse("SELECT count() FROM usage_records").await?;

@@ -46,7 +46,7 @@ pub struct BucketTotals {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
     /// A rolled-up bucket does not equal the records that it stands for; `None` if there are none, or if it is not rolled up.
-    Bucket { key: BucketKey, expected: Option<BucketTotals>, found: Option<BucketTotals> },
+    Bucket { key: BucketKey, expected: Option<Box<BucketTotals>>, found: Option<Box<BucketTotals>> },
     /// One identity is stored more than once.
     StoredTwice { tenant_id: Uuid, record_id: Uuid, copies: u64 },
     /// Records of a tenant were stored by a partition in which no known partition count puts it.

@@ -137,7 +137,7 @@ impl Drop for Source {
 /// A message as it came from Kafka, with its signature checked.
 #[derive(Debug, Clone)]
 pub enum Arrived {
-    Record(Received),
+    Record(Box<Received>),
     Marker(ReceivedMarker),
 }
 
@@ -203,7 +203,7 @@ impl Topic {
     /// The records that are in the topic now, partition by partition.
     pub async fn read(&self) -> Vec<Received> {
         let record = |arrived| match arrived {
-            Arrived::Record(record) => Some(record),
+            Arrived::Record(record) => Some(*record),
             Arrived::Marker(_) => None,
         };
         self.messages().await.into_iter().filter_map(record).collect()
@@ -300,7 +300,7 @@ fn received(message: &BorrowedMessage<'_>, decoder: &Decoder, signer: &SigningKe
     assert_eq!(headers[names::HEADER_PAYLOAD_TYPE], names::PAYLOAD_RECORD);
     let record = decoder.decode(value).unwrap().to_owned();
     assert_eq!(headers[names::HEADER_SOURCE], record.source);
-    Arrived::Record(Received { partition, offset, key, value: value.into(), headers, record })
+    Arrived::Record(Box::new(Received { partition, offset, key, value: value.into(), headers, record }))
 }
 
 /// A relay that runs.

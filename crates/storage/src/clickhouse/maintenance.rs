@@ -59,7 +59,7 @@ impl Maintenance for ClickHouseMaintenance {
 
     async fn fence_above_all(&self, partitions: &[i32]) -> Result<(), StorageError> {
         // Epochs count takeovers, in their upper bits: there were fewer of them than seconds since 1970.
-        let floor = clock::now_millis() / 1_000 << RANDOM_BITS;
+        let floor = (clock::now_millis() / 1_000) << RANDOM_BITS;
         let held = self.fences.raise_above(partitions, floor).await?;
         self.fences.end_older(&held).await
     }

@@ -241,7 +241,8 @@ async fn only_what_is_asked_for_is_looked_at() {
     let keys = filled.database.query(KEYS).await;
     let tenant = filled.makers[0].tenants[0];
     let (from, to) = (START + 900_000_000, START + 2 * 3_600_000_000 - 1);
-    let scopes: [(Scope, &dyn Fn(&Vec<String>) -> bool); 4] = [
+    type Belongs<'a> = &'a dyn Fn(&Vec<String>) -> bool;
+    let scopes: [(Scope, Belongs<'_>); 4] = [
         (everything(), &|_| true),
         (Scope { tenant_id: Some(tenant), ..everything() }, &|row| row[0] == tenant.to_string()),
         (Scope { metric: Some("vm.hours".into()), ..everything() }, &|row| row[1] == "vm.hours"),

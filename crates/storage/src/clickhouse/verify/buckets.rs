@@ -34,13 +34,14 @@ pub(super) async fn compare(
             verified.records += expected.count;
             let found = rolled.remove(&key);
             if found != Some(expected) {
-                sink(Difference::Bucket { key, expected: Some(expected), found });
+                let (expected, found) = (Some(expected.into()), found.map(Box::new));
+                sink(Difference::Bucket { key, expected, found });
             }
         }
     }
     for (key, found) in rolled {
         verified.buckets += 1;
-        sink(Difference::Bucket { key, expected: None, found: Some(found) });
+        sink(Difference::Bucket { key, expected: None, found: Some(found.into()) });
     }
     Ok(())
 }

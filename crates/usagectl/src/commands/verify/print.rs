@@ -52,8 +52,8 @@ fn as_text(difference: &Difference) -> String {
                  the records give {}, rolled up is {}",
                 kind(key.kind),
                 time(key),
-                totals_text(expected.as_ref()),
-                totals_text(found.as_ref()),
+                totals_text(expected.as_deref()),
+                totals_text(found.as_deref()),
             )
         }
         Difference::StoredTwice { tenant_id, record_id, copies } => {
@@ -70,7 +70,7 @@ fn as_json(difference: &Difference) -> Value {
         Difference::Bucket { key, expected, found } => json!({
             "difference": "bucket", "tenant_id": key.tenant_id, "metric": key.metric, "source": key.source,
             "kind": kind(key.kind), "bucket": time(key), "partition": key.partition,
-            "expected": expected.as_ref().map(totals_json), "found": found.as_ref().map(totals_json),
+            "expected": expected.as_deref().map(totals_json), "found": found.as_deref().map(totals_json),
         }),
         Difference::StoredTwice { tenant_id, record_id, copies } => {
             json!({ "difference": "stored_twice", "tenant_id": tenant_id, "record_id": record_id, "copies": copies })
@@ -167,8 +167,11 @@ mod tests {
             bucket: 900,
             partition: 3,
         };
-        let difference =
-            Difference::Bucket { key: key.clone(), expected: Some(totals(2)), found: Some(totals(1)) };
+        let difference = Difference::Bucket {
+            key: key.clone(),
+            expected: Some(totals(2).into()),
+            found: Some(totals(1).into()),
+        };
         let text = as_text(&difference);
         for part in [
             "tenant 00000000-0000-0000-0000-000000000007",
@@ -182,7 +185,7 @@ mod tests {
         assert_eq!((&json["expected"]["count"], &json["found"]["count"]), (&json!("2"), &json!("1")));
         assert_eq!((&json["bucket"], &json["partition"]), (&json!("1970-01-01T00:15:00.000000Z"), &json!(3)));
         assert!(
-            as_text(&Difference::Bucket { key, expected: None, found: Some(totals(1)) })
+            as_text(&Difference::Bucket { key, expected: None, found: Some(totals(1).into()) })
                 .contains("the records give nothing")
         );
     }
