@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use serde::Deserialize;
 use usage_schemas::Bounds;
+use usage_schemas::names::DEAD_LETTER_MESSAGE_BYTES;
 use usage_service::config::{
     CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, Setting, TELEMETRY,
 };
@@ -177,13 +178,14 @@ impl Config {
     /// Writes dead letters and forwards.
     pub fn producer(&self) -> ClientConfig {
         let mut client = self.client();
-        // A dead letter is the message and its headers: more than what the records topic took must fit.
+        // A dead letter is the message and its headers: more than what the records topic took must fit. That was perhaps compressed.
         client
             .set("acks", "all")
             .set("enable.idempotence", "true")
             // More than one, and librdkafka may report a refused message as delivered: docs/adr/0002.
             .set("max.in.flight", "1")
-            .set("message.max.bytes", (16 << 20).to_string())
+            .set("message.max.bytes", DEAD_LETTER_MESSAGE_BYTES.to_string())
+            .set("compression.type", "zstd")
             .set("linger.ms", "2")
             .set("delivery.timeout.ms", "30000");
         client

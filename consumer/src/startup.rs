@@ -9,6 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tokio_util::sync::CancellationToken;
 use usage_control::{Control, ControlError};
+use usage_schemas::names::{DEAD_LETTER_MESSAGE_BYTES, RECORDS_MESSAGE_BYTES_MOST};
 use usage_service::error_chain::error_chain;
 use usage_service::retry::Backoff;
 use usage_storage::{Storage, StorageError};
@@ -40,9 +41,10 @@ pub enum NotReady {
     #[error("storage: run `usagectl storage migrate` if it is new")]
     Storage(#[from] StorageError),
     #[error(
-        "topic {topic}: `{setting}` is `{found}` and must be `{wanted}`: `usagectl topics create` makes it right"
+        "topic {topic}: `{setting}` is `{found}` and must be {wanted}: `usagectl topics create` makes new topics right, \
+         `kafka-configs --alter` those that are there"
     )]
-    Setting { topic: String, setting: &'static str, found: String, wanted: &'static str },
+    Setting { topic: String, setting: &'static str, found: String, wanted: String },
     #[error("topic {0} does not exist: run `usagectl topics create`")]
     NoTopic(String),
     #[error(
@@ -108,6 +110,11 @@ pub async fn check(config: &Config, storage: &dyn Storage, control: &Control) ->
     require(of_records, records, "message.timestamp.type", "LogAppendTime")?;
     require(of_records, records, "cleanup.policy", "delete")?;
     require(of_dead_letters, dead_letters, "cleanup.policy", "delete")?;
+    // What can be refused must fit among the dead letters, or it stops its partition.
+    let most = RECORDS_MESSAGE_BYTES_MOST;
+    require_bytes(of_records, records, format!("at most {most}"), |bytes| bytes <= most)?;
+    let least = DEAD_LETTER_MESSAGE_BYTES;
+    require_bytes(of_dead_letters, dead_letters, format!("at least {least}"), |bytes| bytes >= least)?;
     let limit = value(of_broker, "offset.metadata.max.bytes").and_then(|text| text.parse::<usize>().ok());
     let metadata_limit = limit.map_or(METADATA_LIMIT, |limit| limit.saturating_sub(1).min(METADATA_LIMIT));
     Ok(Checked { dead_letter_partitions, metadata_limit })
@@ -146,6 +153,25 @@ fn require(
 ) -> Result<(), NotReady> {
     let found = value(resource, setting).unwrap_or_default();
     if found == wanted {
+        return Ok(());
+    }
+    Err(NotReady::Setting {
+        topic: topic.into(),
+        setting,
+        found: found.into(),
+        wanted: format!("`{wanted}`"),
+    })
+}
+
+fn require_bytes(
+    resource: &ConfigResource,
+    topic: &str,
+    wanted: String,
+    holds: impl Fn(i64) -> bool,
+) -> Result<(), NotReady> {
+    let setting = "max.message.bytes";
+    let found = value(resource, setting).unwrap_or_default();
+    if found.parse().is_ok_and(holds) {
         return Ok(());
     }
     Err(NotReady::Setting { topic: topic.into(), setting, found: found.into(), wanted })

@@ -6,6 +6,13 @@ pub const RECORDS_TOPIC: &str = "usage.records.v1";
 pub const DEAD_LETTERS_TOPIC: &str = "usage.dead-letters.v1";
 /// Partitions of both topics unless told otherwise.
 pub const DEFAULT_PARTITIONS: i32 = 12;
+/// `max.message.bytes` that the topic of records gets, in bytes as they are on the wire: Kafka's own default.
+pub const RECORDS_MESSAGE_BYTES: i64 = 1_048_588;
+/// The most of it that the consumer works with: what is refused is compressed anew and gets headers.
+pub const RECORDS_MESSAGE_BYTES_MOST: i64 = 8 << 20;
+/// `max.message.bytes` that the topic of dead letters must have at least, and the bound of those who write letters and replay them,
+/// which speaks of bytes before compression.
+pub const DEAD_LETTER_MESSAGE_BYTES: i64 = 16 << 20;
 /// Consumer group of the workers.
 pub const CONSUMER_GROUP: &str = "usage-consumer";
 /// Consumer group of `usagectl dead-letters`: how far letters are settled.
@@ -44,3 +51,7 @@ pub const HEADER_DLQ_PARTITION: &str = "dlq-partition";
 pub const HEADER_DLQ_OFFSET: &str = "dlq-offset";
 pub const HEADER_DLQ_TIMESTAMP: &str = "dlq-timestamp";
 pub const HEADER_DLQ_ATTEMPT: &str = "dlq-attempt";
+/// Only of a letter whose message was too large: the value and most headers are left out. Its text is the value's length in bytes.
+pub const HEADER_DLQ_TRUNCATED: &str = "dlq-truncated";
+/// Beside it: SHA-256 of the value in lower-case hex.
+pub const HEADER_DLQ_SHA256: &str = "dlq-sha256";

@@ -7,6 +7,7 @@ use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use usage_schemas::names::RECORDS_MESSAGE_BYTES;
 
 use super::{Message, Pipeline, WITHIN, create_topics, eventually};
 
@@ -85,7 +86,7 @@ impl Pipeline {
             ClientConfig::new().set("bootstrap.servers", &self.brokers).create().expect("an admin client");
         let deleted = admin.delete_topics(&[&self.topic], &AdminOptions::new()).await.expect("kafka answers");
         deleted.into_iter().for_each(|result| drop(result.expect("the topic is deleted")));
-        create_topics(&self.brokers, &[&self.topic], self.partitions).await;
+        create_topics(&self.brokers, &[(&self.topic, RECORDS_MESSAGE_BYTES)], self.partitions).await;
     }
 
     /// Commits for the group while none of its members lives, as an operator or a dead worker did.

@@ -119,7 +119,9 @@ impl Pipeline {
         let (brokers, url) = (servers.brokers.clone(), servers.clickhouse.clone());
         let topic = format!("test.records.{id}");
         let dead_letters = format!("test.dead-letters.{id}");
-        create_topics(&brokers, &[&topic, &dead_letters], partitions).await;
+        let bounds =
+            [(&topic, names::RECORDS_MESSAGE_BYTES), (&dead_letters, names::DEAD_LETTER_MESSAGE_BYTES)];
+        create_topics(&brokers, &bounds.map(|(topic, bytes)| (topic.as_str(), bytes)), partitions).await;
 
         let database = TestDatabase::create(&servers.control_database).await;
         let control = database.control().await;
@@ -323,15 +325,19 @@ pub struct Message {
     pub headers: Vec<(String, Vec<u8>)>,
 }
 
-pub async fn create_topics(brokers: &str, topics: &[&str], partitions: i32) {
+/// Topics with the greatest messages that they take, in bytes.
+pub async fn create_topics(brokers: &str, topics: &[(&str, i64)], partitions: i32) {
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", brokers).create().expect("an admin client");
+    let bounds: Vec<String> = topics.iter().map(|(_, bytes)| bytes.to_string()).collect();
     let topics: Vec<NewTopic<'_>> = topics
         .iter()
-        .map(|topic| {
+        .zip(&bounds)
+        .map(|((topic, _), bytes)| {
             NewTopic::new(topic, partitions, TopicReplication::Fixed(1))
                 .set("cleanup.policy", "delete")
                 .set("message.timestamp.type", "LogAppendTime")
+                .set("max.message.bytes", bytes)
         })
         .collect();
     let results = admin.create_topics(&topics, &AdminOptions::new()).await.expect("kafka answers");

@@ -116,6 +116,8 @@ metric! {
         "Filter hits that were checked in storage; result is stored or false."
     CONSUMER_DEAD_LETTERS_TOTAL Counter ["reason" "severity"] "consumer_dead_letters_total"
         "Messages written to the topic of dead letters, by reason; severity is error or info."
+    CONSUMER_DEAD_LETTERS_TRUNCATED_TOTAL Counter [] "consumer_dead_letters_truncated_total"
+        "Dead letters without their value, which was too large: only their place, the value's length and its SHA-256 are left."
     CONSUMER_FORWARDED_TOTAL Counter [] "consumer_forwarded_total"
         "Records produced again onto their right partition."
     CONSUMER_MARKERS_AHEAD_TOTAL Counter ["source"] "consumer_markers_ahead_total"

@@ -114,6 +114,9 @@ impl Letter {
         if self.message.headers.iter().any(|(name, _)| name.is_none()) {
             return Some("a header's name is not text");
         }
+        if self.message.header(names::HEADER_DLQ_TRUNCATED).is_some() {
+            return Some("its value was too large to be kept");
+        }
         let payload = self.message.text(names::HEADER_PAYLOAD_TYPE);
         (payload == Some(names::PAYLOAD_MARKER))
             .then_some("a completeness marker, which the next one replaces")

@@ -29,8 +29,9 @@ impl Outbound {
             .set("enable.idempotence", "true")
             // More than one, and librdkafka may report a refused message as delivered: docs/adr/0002.
             .set("max.in.flight", "1")
-            // The topics judge what is too large.
-            .set("message.max.bytes", (16 << 20).to_string())
+            // The topics judge what is too large: of the same bytes as the source's, so compressed as well.
+            .set("message.max.bytes", names::DEAD_LETTER_MESSAGE_BYTES.to_string())
+            .set("compression.type", "zstd")
             .set("delivery.timeout.ms", "60000")
             .create()
             .context("the settings of section kafka are not valid")?;

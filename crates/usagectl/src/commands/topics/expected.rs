@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use usage_schemas::names::{DEAD_LETTER_MESSAGE_BYTES, RECORDS_MESSAGE_BYTES, RECORDS_MESSAGE_BYTES_MOST};
+
 /// A topic as the protocol needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Topic {
@@ -22,9 +24,7 @@ pub(super) struct Found {
 const DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 const RECORDS_RETENTION_MS: i64 = 14 * DAY_MS;
 const FOR_EVER: i64 = -1;
-/// A dead letter is the message as it was with more headers, so its topic must take what the other one just took. Kafka's own bound
-/// is 1 MiB and 12 bytes.
-const DEAD_LETTER_BYTES: i64 = 2 << 20;
+const MESSAGE_BYTES: &str = "max.message.bytes";
 
 impl Topic {
     /// The topic of records and the topic of dead letters.
@@ -44,9 +44,21 @@ impl Topic {
             Self { name: name.into(), partitions, replication, settings }
         };
         [
-            topic(records, RECORDS_RETENTION_MS, &[]),
-            topic(dead_letters, FOR_EVER, &[("max.message.bytes", DEAD_LETTER_BYTES)]),
+            // Set, so that no broker's default makes the topic of records take what the other one does not: a dead letter is the
+            // message as it was, with more headers.
+            topic(records, RECORDS_RETENTION_MS, &[(MESSAGE_BYTES, RECORDS_MESSAGE_BYTES)]),
+            topic(dead_letters, FOR_EVER, &[(MESSAGE_BYTES, DEAD_LETTER_MESSAGE_BYTES)]),
         ]
+    }
+
+    /// Whether the bound of a message's bytes, which an operator may raise, is one that the consumer works with.
+    fn may_take(&self, bytes: i64) -> bool {
+        let letters = (MESSAGE_BYTES, DEAD_LETTER_MESSAGE_BYTES.to_string());
+        if self.settings.contains(&letters) {
+            bytes >= DEAD_LETTER_MESSAGE_BYTES
+        } else {
+            (RECORDS_MESSAGE_BYTES..=RECORDS_MESSAGE_BYTES_MOST).contains(&bytes)
+        }
     }
 
     /// One line for each thing that is other than it must be.
@@ -61,6 +73,9 @@ impl Topic {
         compare("replication", found.replication.to_string(), self.replication.to_string());
         for (name, must) in &self.settings {
             let is = found.settings.get(name).cloned().flatten().unwrap_or_else(|| "not told".into());
+            if *name == MESSAGE_BYTES && is.parse().is_ok_and(|bytes| self.may_take(bytes)) {
+                continue;
+            }
             compare(name, is, must.clone());
         }
         lines
@@ -93,8 +108,26 @@ mod tests {
         }
         assert_eq!(value(&records, "retention.ms"), "1209600000");
         assert_eq!(value(&dead_letters, "retention.ms"), "-1");
+        assert_eq!(value(&records, "max.message.bytes"), "1048588");
+        assert_eq!(value(&dead_letters, "max.message.bytes"), "16777216");
         let [single, _] = Topic::both("r", "d", 12, 1);
         assert_eq!(value(&single, "min.insync.replicas"), "1");
+    }
+
+    /// `relay.max_message_bytes` may be raised, and the topic with it, as far as letters still fit.
+    #[test]
+    fn a_topic_may_take_more_while_its_letters_fit() {
+        let [records, dead_letters] = Topic::both("r", "d", 12, 1);
+        let differences = |topic: &Topic, bytes: i64| {
+            let mut found = as_it_must_be(topic);
+            found.settings.insert("max.message.bytes", Some(bytes.to_string()));
+            topic.differences(&found).len()
+        };
+        assert_eq!(
+            [1_048_587, 1_048_588, 8 << 20, (8 << 20) + 1].map(|b| differences(&records, b)),
+            [1, 0, 0, 1]
+        );
+        assert_eq!([2 << 20, 16 << 20, 32 << 20].map(|bytes| differences(&dead_letters, bytes)), [1, 0, 0]);
     }
 
     #[test]

@@ -140,6 +140,9 @@ fn what_can_never_succeed_is_not_replayed() {
     let mut unreadable = letter.clone();
     unreadable.message.headers.push((None, None));
     assert!(unreadable.unreplayable().is_some());
+    let mut truncated = letter.clone();
+    truncated.message.headers.push((Some("dlq-truncated".into()), Some(b"20000000".to_vec())));
+    assert!(truncated.unreplayable().is_some());
     let mut marker = letter;
     let payload_type = names::PAYLOAD_MARKER.as_bytes().to_vec();
     marker.message.headers.push((Some("payload-type".into()), Some(payload_type)));
