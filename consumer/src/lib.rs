@@ -9,6 +9,7 @@ pub mod budget;
 pub mod commit;
 pub mod config;
 pub mod context;
+pub mod counts;
 pub mod dead_letter;
 pub mod filter;
 pub mod judge;

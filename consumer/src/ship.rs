@@ -132,7 +132,7 @@ async fn send(services: &Services, shipment: &Shipment) -> Result<Vec<Forward>, 
     let outgoing = &shipment.decided.outgoing;
     if !outgoing.is_empty() {
         let counts = services.control.partition_counts().await?;
-        if counts.growing || counts.current != shipment.plan.count {
+        if !counts.decides(shipment.plan.count) {
             return Err(Fail::Grown);
         }
     }

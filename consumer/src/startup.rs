@@ -15,6 +15,7 @@ use usage_service::retry::Backoff;
 use usage_storage::{Storage, StorageError};
 
 use crate::config::Config;
+use crate::counts::OtherCount;
 use crate::plan::METADATA_LIMIT;
 use crate::side_reader::{SideReadError, SideReader};
 
@@ -47,10 +48,8 @@ pub enum NotReady {
     Setting { topic: String, setting: &'static str, found: String, wanted: String },
     #[error("topic {0} does not exist: run `usagectl topics create`")]
     NoTopic(String),
-    #[error(
-        "kafka has {kafka} partitions, the control database says {recorded}: run `usagectl topics grow --partitions {kafka}`"
-    )]
-    Count { kafka: i32, recorded: i32 },
+    #[error(transparent)]
+    Count(#[from] OtherCount),
 }
 
 /// Waits until everything holds; `None` when the process is to stop before.
@@ -85,7 +84,7 @@ pub async fn check(config: &Config, storage: &dyn Storage, control: &Control) ->
     let reader = SideReader::new(config.side_reader(), records)?;
     let kafka = reader.partition_count().await.map_err(|error| no_topic(error, records))?;
     if kafka != recorded {
-        return Err(NotReady::Count { kafka, recorded });
+        return Err(OtherCount { kafka, recorded }.into());
     }
     let dead_letters = &config.kafka.dead_letters_topic;
     let dead_letter_reader = SideReader::new(config.side_reader(), dead_letters)?;

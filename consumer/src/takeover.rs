@@ -16,9 +16,10 @@ use uuid::Uuid;
 
 use crate::batch::select;
 use crate::commit::{CommitItem, CommitOutcome};
+use crate::counts::{OtherCount, announce_added};
 use crate::filter::IdFilter;
 use crate::judge::Place;
-use crate::link::Event;
+use crate::link::{Event, Link};
 use crate::plan::{Plan, done_text};
 use crate::rebuild::{RebuildError, Rebuilt, rebuild};
 use crate::services::Services;
@@ -56,10 +57,10 @@ enum Fail {
         "the topic is growing; if `usagectl topics grow` does not run any more, run it again: it goes on where it was"
     )]
     Growing,
-    #[error(
-        "kafka has {kafka} partitions, the control database says {recorded}: run `usagectl topics grow --partitions {kafka}`"
-    )]
-    Count { kafka: i32, recorded: i32 },
+    #[error(transparent)]
+    Count(#[from] OtherCount),
+    #[error("the topic has grown since the partition was fenced")]
+    Grown,
     #[error("the plan is too long with {0} rows that storage refuses")]
     TooManyRefused(usize),
     #[error("the partition was revoked")]
@@ -85,7 +86,7 @@ impl Fail {
 
     /// Whether the partition waits for an operator to grow the topic, or to end that.
     fn waits(&self) -> bool {
-        matches!(self, Self::Growing | Self::Count { .. })
+        matches!(self, Self::Growing | Self::Count(_))
     }
 }
 
@@ -108,12 +109,15 @@ async fn run(services: &Services, ticket: &Ticket, after: Option<JoinHandle<()>>
     let mut attempts = services.attempts("takeover", ticket);
     loop {
         // After a write with an unknown outcome nothing more is sent before the group has confirmed the owner.
-        if let Some(item) = &takeover.planned
-            && services.link.commit(vec![item.clone()]).await != [CommitOutcome::Committed]
-        {
-            return;
-        }
-        match takeover.once().await {
+        let confirmed = match &takeover.planned {
+            Some(item) => confirm(&services.link, item).await,
+            None => Ok(()),
+        };
+        let taken = match confirmed {
+            Ok(()) => takeover.once().await,
+            Err(fail) => Err(fail),
+        };
+        match taken {
             Ok(taken) => {
                 attempts.succeeded();
                 services.link.report(Event::TakenOver { ticket: ticket.clone(), taken: Box::new(taken) });
@@ -134,6 +138,15 @@ async fn run(services: &Services, ticket: &Ticket, after: Option<JoinHandle<()>>
                 }
             }
         }
+    }
+}
+
+/// Commits the plan once more.
+async fn confirm(link: &Link, item: &CommitItem) -> Result<(), Fail> {
+    match link.commit(vec![item.clone()]).await[..] {
+        [CommitOutcome::Committed] => Ok(()),
+        [CommitOutcome::TooLong] => Err(Stop::PlanTooLong { length: item.metadata.len() }.into()),
+        _ => Err(Fail::Revoked),
     }
 }
 
@@ -168,7 +181,12 @@ impl Takeover<'_> {
             log: self.services.reader.log_bounds(partition).await?,
             now: clock::now_millis(),
         };
-        let Start { offset, done_seq, plan, gap } = start(&found)?;
+        let started = start(&found);
+        if let Err(Stop::BeyondEnd { end, .. } | Stop::PlanBeyondEnd { end, .. }) = &started {
+            // Other records will have these offsets.
+            self.services.control.lower_progress(partition, *end).await?;
+        }
+        let Start { offset, done_seq, plan, gap } = started?;
         if let Some((from, to)) = gap {
             tracing::error!(
                 partition,
@@ -176,13 +194,17 @@ impl Takeover<'_> {
                 to,
                 "offsets were skipped: completeness waits for `usagectl gaps accept`"
             );
-            self.services.control.record_gap(partition, from, to).await?;
+            self.services.control.record_gap(partition, from, to, topic_id).await?;
         }
         if found.made_anew {
             self.begin_anew(offset, done_seq).await?;
         }
-        if let Some(id) = topic_id.filter(|id| recorded != Some(*id)) {
-            self.services.control.set_topic_id(partition, id).await?;
+        match topic_id.filter(|id| recorded != Some(*id)) {
+            Some(id) if found.made_anew => {
+                self.services.control.begin_topic(partition, id, found.log).await?;
+            }
+            Some(id) => self.services.control.set_topic_id(partition, id).await?,
+            None => {}
         }
         let next = match plan {
             None => offset,
@@ -232,12 +254,8 @@ impl Takeover<'_> {
         if kafka == counts.current {
             return Ok(counts);
         }
-        if counts.known.iter().all(|known| *known < kafka) {
-            // Somebody added partitions by hand. Producers use them already and nobody reads them yet: completeness must not go on
-            // without them. This is how growing begins, and to grow is all that can be done about it.
-            self.services.control.announce_partitions(kafka).await?;
-        }
-        Err(Fail::Count { kafka, recorded: counts.current })
+        announce_added(&self.services.control, &counts, kafka).await?;
+        Err(OtherCount { kafka, recorded: counts.current }.into())
     }
 
     /// Same rows, same number, no decision again.
@@ -273,6 +291,10 @@ impl Takeover<'_> {
             }
         }
         fail_point!("takeover.settled");
+        // As when shipping: what is sent meets no fence.
+        if !outgoing.is_empty() && !self.services.control.partition_counts().await?.decides(plan.count) {
+            return Err(Fail::Grown);
+        }
         let forwards = self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
         fail_point!("takeover.sent");
         let (batch_seq, next_offset) = (plan.batch_seq, plan.last + 1);
@@ -338,4 +360,25 @@ pub async fn load_filter(services: &Services, partition: i32, count: i32) -> Res
         writer.ids(partition, count, &mut |ids: &[Uuid]| ids.iter().for_each(|id| filter.insert(id))).await?;
     }
     Ok(filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_plan_that_the_broker_takes_no_more_stops_the_partition() {
+        let item = CommitItem { ticket: Ticket::new(3, 1), offset: 7, metadata: "p1;".into() };
+        for (outcome, stops) in [(CommitOutcome::TooLong, true), (CommitOutcome::Refused, false)] {
+            let (link, events) = Link::to_this_thread();
+            let owner = tokio::task::spawn_blocking(move || {
+                let Event::Commit(request) = events.recv().unwrap() else { panic!("a commit is wanted") };
+                request.reply.unwrap().send(vec![outcome]).unwrap();
+            });
+            let fail = confirm(&link, &item).await.unwrap_err();
+            owner.await.unwrap();
+            assert_eq!((fail.stops(), matches!(fail, Fail::Revoked)), (stops, !stops), "{fail}");
+            assert_eq!(fail.to_string().contains("whose length is 3"), stops, "{fail}");
+        }
+    }
 }

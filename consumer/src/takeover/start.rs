@@ -45,11 +45,22 @@ pub enum Stop {
          move it with `kafka-consumer-groups --reset-offsets`, start it: ids keep the counts right"
     )]
     Gone { from: i64, to: i64 },
+    /// Moved further than to its end, the group would skip what has been written there since.
     #[error(
         "the committed offset {offset} lies beyond the log's end {end}: the topic was made anew or truncated; stop the group, \
-         move it with `kafka-consumer-groups --reset-offsets`, start it: ids keep the counts right"
+         move it with `kafka-consumer-groups --reset-offsets --to-offset {end}`, start it: ids keep the counts right"
     )]
     BeyondEnd { offset: i64, end: i64 },
+    #[error(
+        "offsets {end} to {last}, which the committed plan needs, are gone: the log was truncated and ends at {end}; stop the \
+         group, move it with `kafka-consumer-groups --reset-offsets --to-offset {offset}`, start it: ids keep the counts right"
+    )]
+    PlanBeyondEnd { offset: i64, last: i64, end: i64 },
+    #[error(
+        "the broker does not take the committed plan again, whose length is {length}: raise its `offset.metadata.max.bytes`, \
+         start the worker anew"
+    )]
+    PlanTooLong { length: usize },
     #[error(
         "the committed plan can't be read; run the version that wrote it, or clear it with `kafka-consumer-groups --reset-offsets`"
     )]
@@ -63,7 +74,8 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
         let planned = found.committed.as_ref().and_then(|committed| plan::parse(&committed.metadata).ok());
         let planned = planned.map_or(0, |committed| committed.batch_seq());
         // Whatever the old log held from here on was never read; markers in the new one take it for delivered.
-        let gap = found.progress.next_offset.map(|next| (next, next + 1));
+        let next = found.progress.next_offset.unwrap_or(0);
+        let gap = Some((next, next + 1));
         return Ok(Start { offset: low, done_seq: found.last_seq(planned), plan: None, gap });
     }
     let Some(committed) = &found.committed else {
@@ -75,10 +87,14 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
         };
     };
     let mut committed_offset = committed.offset;
+    let mut cleared = false;
     let (planned_seq, mut plan) = match plan::parse(&committed.metadata)? {
         Committed::Planned(plan) => (plan.batch_seq, Some(plan)),
         Committed::Done { batch_seq } => (batch_seq, None),
-        Committed::Cleared => (0, None),
+        Committed::Cleared => {
+            cleared = true;
+            (0, None)
+        }
     };
     // A batch that is done needs its rows no more; while they are there it is carried out all the same, which proves it, unless it
     // was decided by another count.
@@ -100,11 +116,12 @@ pub fn start(found: &Found) -> Result<Start, Stop> {
     let done_seq = found.last_seq(planned_seq);
     // A plan of another count is not carried out: its rows may lie elsewhere now. What is stored of it counts by its ids.
     let plan = plan.filter(|plan| plan.count == found.count);
-    let gap = found
-        .progress
-        .next_offset
-        .filter(|next| committed_offset > *next)
-        .map(|next| (next, committed_offset));
+    if let Some(Plan { last, .. }) = plan.as_ref().filter(|plan| plan.last >= high) {
+        return Err(Stop::PlanBeyondEnd { offset: committed_offset, last: *last, end: high });
+    }
+    // Before the first batch is done everything from the log's beginning is still to be read, and only an operator clears a commit.
+    let next = found.progress.next_offset.or(cleared.then_some(low));
+    let gap = next.filter(|next| committed_offset > *next).map(|next| (next, committed_offset));
     Ok(Start { offset: committed_offset, done_seq, plan, gap })
 }
 
@@ -207,7 +224,8 @@ mod tests {
                 let begin = Start { offset: 100, done_seq, plan: None, gap };
                 assert_eq!(start(&found), Ok(begin), "{text}");
                 found.progress.next_offset = None;
-                assert_eq!(start(&found).unwrap().gap, None, "nothing was read of the old one");
+                let gap = start(&found).unwrap().gap;
+                assert_eq!(gap, Some((0, 1)), "nobody knows what lay in the old one");
             }
         }
     }
@@ -225,6 +243,23 @@ mod tests {
             start(&found(Some((901, "d1;41")), Some(901))),
             Err(Stop::BeyondEnd { offset: 901, end: 900 })
         );
+        let text = Stop::BeyondEnd { offset: 901, end: 900 }.to_string();
+        assert!(text.contains("--reset-offsets --to-offset 900`"), "{text}");
+    }
+
+    #[test]
+    fn a_plan_whose_end_is_gone_stops_the_partition() {
+        let end = |count, first, next_offset| {
+            start(&found(Some((880, &plan(count, 42, first).to_text())), Some(next_offset)))
+        };
+        assert!(end(12, 890, 880).is_ok(), "its last row is the log's");
+        for next_offset in [880, 901] {
+            let stop = end(12, 891, next_offset).unwrap_err();
+            assert_eq!(stop, Stop::PlanBeyondEnd { offset: 880, last: 900, end: 900 });
+            let text = stop.to_string();
+            assert!(text.contains("offsets 900 to 900") && text.contains("--to-offset 880`"), "{text}");
+        }
+        assert_eq!(end(6, 891, 880).unwrap().offset, 880, "it is not carried out");
     }
 
     #[test]
@@ -245,6 +280,11 @@ mod tests {
         assert_eq!(back, Start { offset: 120, done_seq: 41, plan: None, gap: None });
         let skip = start(&found(Some((300, "")), Some(200))).unwrap();
         assert_eq!(skip, Start { offset: 300, done_seq: 41, plan: None, gap: Some((200, 300)) });
+        // The first batch was planned and never done.
+        assert_eq!(start(&found(Some((300, "")), None)).unwrap().gap, Some((100, 300)));
+        for (offset, text) in [(100, String::new()), (120, plan(12, 1, 120).to_text()), (120, done_text(0))] {
+            assert_eq!(start(&found(Some((offset, &text)), None)).unwrap().gap, None, "{offset} {text}");
+        }
     }
 
     #[test]

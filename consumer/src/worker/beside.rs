@@ -6,6 +6,7 @@ use usage_service::error_chain::error_chain;
 use usage_service::{clock, metric_names};
 use usage_storage::StorageError;
 
+use crate::counts;
 use crate::ledger::Question;
 use crate::link::Event;
 use crate::services::Services;
@@ -51,11 +52,15 @@ pub async fn show_completeness(services: Arc<Services>) {
     }
 }
 
-pub async fn ask_topic_id(services: Arc<Services>) {
+/// Looks at the topic: its id, and whether it has partitions that nobody knows of.
+pub async fn look_at_topic(services: Arc<Services>) {
     match services.reader.topic_id().await {
         Ok(id) => services.link.report(Event::TopicId(id)),
         // The next time; while the topic does not exist nothing comes from it either.
         Err(error) => tracing::debug!(error = %error_chain(&error), "the topic's id can't be read"),
+    }
+    if let Err(error) = counts::look(&services.control, &services.reader).await {
+        tracing::debug!(error = %error_chain(&error), "the topic's partitions can't be counted");
     }
 }
 

@@ -7,7 +7,7 @@ use usage_service::{clock, fail_point, metric_names};
 use usage_storage::StoredId;
 use uuid::Uuid;
 
-use super::beside::{answer, ask_topic_id, refresh, reload_filter, roll_up, show_completeness};
+use super::beside::{answer, look_at_topic, refresh, reload_filter, roll_up, show_completeness};
 use super::held::{Drain, Held, Running, Sight, State};
 use super::release::mark;
 use super::{SEEK_TRIES, TICK, Worker};
@@ -29,7 +29,7 @@ const ALARM: Duration = Duration::from_secs(60);
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often it is shown how far the sources are.
 const COMPLETENESS: Duration = Duration::from_secs(10);
-/// How often the topic's id is asked for: a topic that was made anew is noticed by nothing else, if its log has grown beyond the
+/// How often the topic is looked at: one that was made anew is noticed by nothing else, if its log has grown beyond the
 /// worker's position meanwhile.
 const TOPIC_REFRESH: Duration = Duration::from_secs(10);
 /// How long nothing must be in hand before the commit says so.
@@ -150,6 +150,10 @@ impl Worker {
         let position = running.ledger.position();
         let silent = !paused && running.heard.elapsed() >= SILENCE;
         match look.sight(position, low, high, silent) {
+            // The takeover finds out what is gone, and notes that what is done ends there.
+            Sight::Gone if position > high => {
+                self.take_over_again(ticket, "its offset is beyond the log's end")
+            }
             Sight::Gone => {
                 let why = format!(
                     "offset {position} is not in the log, which has {low} to {high}; stop the group, move it with \
@@ -369,7 +373,7 @@ impl Worker {
         }
         if now.duration_since(self.topic_asked) >= TOPIC_REFRESH {
             self.topic_asked = now;
-            self.runtime.spawn(ask_topic_id(self.services.clone()));
+            self.runtime.spawn(look_at_topic(self.services.clone()));
         }
         if now.duration_since(self.listened) >= SILENCE {
             self.listened = now;
@@ -416,6 +420,10 @@ impl Worker {
                 match &held.state {
                     State::Stopped(why) => tracing::error!(partition, why, "the partition is stopped"),
                     State::Waiting(why) => tracing::error!(partition, why, "the partition waits"),
+                    State::TakingOver if held.takes_long(now) => {
+                        let seconds = now.duration_since(held.since).as_secs();
+                        tracing::error!(partition, seconds, "the partition is still being taken over");
+                    }
                     State::TakingOver | State::Running(_) => {}
                 }
             }

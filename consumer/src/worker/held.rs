@@ -1,6 +1,6 @@
 //! A partition from its assignment to its revocation.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -11,6 +11,9 @@ use crate::commit::CommitOutcome;
 use crate::filter::IdFilter;
 use crate::ledger::Ledger;
 use crate::ticket::Ticket;
+
+/// A takeover that takes longer is named.
+const LONG_TAKEOVER: Duration = Duration::from_secs(300);
 
 pub struct Held {
     pub ticket: Ticket,
@@ -158,6 +161,11 @@ impl Held {
         }
     }
 
+    /// True if it has been taken over for so long that a person should look at what is tried again.
+    pub fn takes_long(&self, now: Instant) -> bool {
+        matches!(self.state, State::TakingOver) && now.duration_since(self.since) >= LONG_TAKEOVER
+    }
+
     /// What it has taken from the budget.
     pub fn charge(&self) -> Charge {
         self.running().map_or_else(Charge::default, |running| running.ledger.charge())
@@ -177,6 +185,15 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_takeover_that_takes_long_is_named() {
+        let mut held = Held::new(Ticket::new(3, 1));
+        let later = held.since + LONG_TAKEOVER;
+        assert!(held.takes_long(later) && !held.takes_long(held.since));
+        held.state = State::Stopped("named already".into());
+        assert!(!held.takes_long(later));
+    }
 
     #[test]
     fn a_partition_that_went_on_while_its_log_was_looked_at_is_not_stopped() {

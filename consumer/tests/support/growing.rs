@@ -62,8 +62,9 @@ impl Pipeline {
 
     /// Grows the topic; there are no readers to be waited for. Producers of the test go on by the count that they knew.
     pub async fn grow(&self, partitions: i32) {
-        self.control.announce_partitions(partitions).await.expect("the count is listed");
-        if self.partitions_in_kafka().await < partitions {
+        let in_kafka = self.partitions_in_kafka().await;
+        self.control.announce_partitions(partitions, in_kafka).await.expect("the count is listed");
+        if in_kafka < partitions {
             self.alter(partitions).await;
         }
         assert!(self.control.begin_growing(partitions).await.expect("it is marked"));

@@ -2,6 +2,7 @@
 
 use sqlx::FromRow;
 use usage_service::clock;
+use uuid::Uuid;
 
 use crate::{Control, ControlError};
 
@@ -47,7 +48,8 @@ impl From<Row> for Gap {
 }
 
 impl Control {
-    /// Notes that the offsets `[from_offset, to_offset)` are skipped. The same gap again changes nothing.
+    /// Notes that the offsets `[from_offset, to_offset)` of a topic are skipped. The same gap again changes nothing; the same
+    /// offsets of another topic are a new gap, which nobody has accepted.
     ///
     /// # Errors
     /// [`ControlError::Invalid`] for an empty gap; what the database says.
@@ -56,15 +58,20 @@ impl Control {
         partition: i32,
         from_offset: i64,
         to_offset: i64,
+        topic_id: Option<Uuid>,
     ) -> Result<(), ControlError> {
         if from_offset >= to_offset {
             return Err(ControlError::invalid("to_offset", "must be after from_offset"));
         }
         self.within(async {
             let insert = sqlx::query(
-                "INSERT INTO gaps (kafka_partition, from_offset, to_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+                "INSERT INTO gaps AS g (kafka_partition, from_offset, to_offset, topic_id) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (kafka_partition, from_offset, to_offset)
+                 DO UPDATE SET accepted_at = NULL, noticed_at = now(), topic_id = excluded.topic_id
+                 WHERE g.topic_id IS DISTINCT FROM excluded.topic_id AND excluded.topic_id IS NOT NULL",
             );
-            insert.bind(partition).bind(from_offset).bind(to_offset).execute(&self.pool).await?;
+            let insert = insert.bind(partition).bind(from_offset).bind(to_offset).bind(topic_id);
+            insert.execute(&self.pool).await?;
             Ok(())
         })
         .await

@@ -13,6 +13,18 @@ pub struct Partitions {
     pub growing: bool,
 }
 
+impl Partitions {
+    /// True while what was decided by `count` holds.
+    pub fn decides(&self, count: i32) -> bool {
+        !self.growing && self.current == count
+    }
+
+    /// True if `in_kafka` is more than every count that is known.
+    pub fn exceeded_by(&self, in_kafka: i32) -> bool {
+        self.known.iter().all(|known| *known < in_kafka)
+    }
+}
+
 impl Control {
     /// Records the count of a topic that was just made. The same count again changes nothing.
     ///

@@ -49,6 +49,23 @@ impl Control {
         .await
     }
 
+    /// The partition's log ends at `end`: what was done from there on is gone, and other records will have its offsets. Who skips
+    /// those leaves a gap.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn lower_progress(&self, partition: i32, end: i64) -> Result<(), ControlError> {
+        self.within(async {
+            let update = sqlx::query(
+                "UPDATE consumer_progress SET next_offset = $2, updated_at = now()
+                 WHERE kafka_partition = $1 AND next_offset > $2",
+            );
+            update.bind(partition).bind(end).execute(&self.pool).await?;
+            Ok(())
+        })
+        .await
+    }
+
     /// Moves the progress of several partitions in one transaction, and with it what is known of the sources' completeness. Per
     /// item, in order: true if this call moved it, false if the batch was done before (a repetition after a crash or a lost
     /// answer) and nothing was changed for it.

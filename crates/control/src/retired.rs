@@ -86,17 +86,30 @@ impl Control {
         .await
     }
 
-    /// Takes it in again; true if it was retired. What it has not sent meanwhile holds completeness down from now on.
+    /// Takes it in again; true if it was retired. What it has not sent meanwhile holds completeness down from now on, and so does
+    /// every record of the source that is under way to another partition: it may be this outbox's, whose progress did not bound it.
     ///
     /// # Errors
     /// What the database says.
     pub async fn unretire(&self, source: &str, outbox: Option<Uuid>) -> Result<bool, ControlError> {
         self.within(async {
+            let mut transaction = self.pool.begin().await?;
+            // Workers that are noting a forwarded record by what was retired are waited for; those that come later see what is not.
+            sqlx::query("LOCK TABLE source_forwards IN SHARE ROW EXCLUSIVE MODE")
+                .execute(&mut *transaction)
+                .await?;
             let delete = sqlx::query(
                 "DELETE FROM retired_sources WHERE source = $1 AND outbox IS NOT DISTINCT FROM $2",
             );
-            let deleted = delete.bind(source).bind(outbox).execute(&self.pool).await?;
-            Ok(deleted.rows_affected() > 0)
+            let deleted = delete.bind(source).bind(outbox).execute(&mut *transaction).await?;
+            if deleted.rows_affected() == 0 {
+                return Ok(false);
+            }
+            let unbound =
+                sqlx::query("UPDATE source_forwards SET complete_until = '-infinity' WHERE source = $1");
+            unbound.bind(source).execute(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(true)
         })
         .await
     }

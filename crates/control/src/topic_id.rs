@@ -31,4 +31,30 @@ impl Control {
         })
         .await
     }
+
+    /// As [`Self::set_topic_id`], of a topic that was made anew and whose log is `log` (its first offset, and the one behind its last):
+    /// it is read from its beginning. What was forwarded to the old one and is not known to be done is in nobody's log any more; the
+    /// gap that was recorded before says so. What lies in the new one already may have been forwarded there.
+    ///
+    /// # Errors
+    /// [`ControlError::NoProgress`] for a partition without a row; what the database says.
+    pub async fn begin_topic(&self, partition: i32, id: Uuid, log: (i64, i64)) -> Result<(), ControlError> {
+        self.within(async {
+            let mut transaction = self.pool.begin().await?;
+            let update = sqlx::query(
+                "UPDATE consumer_progress SET topic_id = $2, next_offset = $3, updated_at = now()
+                 WHERE kafka_partition = $1",
+            );
+            let updated = update.bind(partition).bind(id).bind(log.0).execute(&mut *transaction).await?;
+            if updated.rows_affected() == 0 {
+                return Err(ControlError::NoProgress(partition));
+            }
+            let delete =
+                sqlx::query("DELETE FROM source_forwards WHERE to_partition = $1 AND to_offset >= $2");
+            delete.bind(partition).bind(log.1).execute(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(())
+        })
+        .await
+    }
 }

@@ -28,7 +28,7 @@ async fn counts(control: &Control) -> (i32, Vec<i32>, bool) {
 async fn each_step_changes_one_thing_and_may_be_repeated() {
     with_topic(|control| async move {
         for _ in 0..2 {
-            control.announce_partitions(6).await.unwrap();
+            control.announce_partitions(6, 4).await.unwrap();
             assert_eq!(counts(&control).await, (4, vec![4, 6], false), "known, not yet used");
         }
         for _ in 0..2 {
@@ -38,7 +38,7 @@ async fn each_step_changes_one_thing_and_may_be_repeated() {
         assert!(control.end_growing(6).await.unwrap());
         // Whoever repeats anything now learns that it is done.
         assert!(!control.end_growing(6).await.unwrap() && !control.begin_growing(6).await.unwrap());
-        control.announce_partitions(6).await.unwrap();
+        control.announce_partitions(6, 4).await.unwrap();
         assert_eq!(counts(&control).await, (6, vec![4, 6], false));
     })
     .await;
@@ -47,10 +47,10 @@ async fn each_step_changes_one_thing_and_may_be_repeated() {
 #[tokio::test]
 async fn a_count_is_neither_taken_back_nor_left_half_way() {
     with_topic(|control| async move {
-        let shrinks = control.announce_partitions(3).await.unwrap_err();
+        let shrinks = control.announce_partitions(3, 4).await.unwrap_err();
         assert!(matches!(shrinks, ControlError::Shrinks { recorded: 4, asked: 3 }), "{shrinks}");
-        control.announce_partitions(8).await.unwrap();
-        let other = control.announce_partitions(6).await.unwrap_err();
+        control.announce_partitions(8, 4).await.unwrap();
+        let other = control.announce_partitions(6, 4).await.unwrap_err();
         assert!(matches!(other, ControlError::OtherGrowth { begun: 8, asked: 6 }), "{other}");
         assert!(other.to_string().contains("usagectl topics grow --partitions 8"));
         let unlisted = control.begin_growing(9).await.unwrap_err();
@@ -66,10 +66,10 @@ async fn a_count_is_neither_taken_back_nor_left_half_way() {
 #[tokio::test]
 async fn who_slept_through_another_growth_ends_nothing() {
     with_topic(|control| async move {
-        control.announce_partitions(6).await.unwrap();
+        control.announce_partitions(6, 4).await.unwrap();
         control.begin_growing(6).await.unwrap();
         // The other one goes further before this one has recorded its count.
-        control.announce_partitions(8).await.unwrap();
+        control.announce_partitions(8, 4).await.unwrap();
         assert!(control.begin_growing(8).await.unwrap());
         for step in [control.begin_growing(6).await, control.end_growing(6).await] {
             assert!(matches!(step, Err(ControlError::OtherGrowth { begun: 8, asked: 6 })), "{step:?}");

@@ -249,7 +249,7 @@ async fn gaps_are_listed_and_accepted() {
         place.done(&["control", "migrate"]);
         let control = database.control().await;
         for (partition, from, to) in [(3, 100, 150), (3, 200, 201), (7, 1, 5)] {
-            control.record_gap(partition, from, to).await.unwrap();
+            control.record_gap(partition, from, to, None).await.unwrap();
         }
         let accepted = || {
             let list: serde_json::Value =

@@ -4,21 +4,26 @@ use sqlx::PgConnection;
 
 use crate::{Control, ControlError};
 
-/// Gives each partition from the greatest known count below `count` up to `count` every source's present minimum: what was
-/// emitted before lies in the old partitions. Belongs into the transaction that makes `count` known, so that no reader misses
+/// Gives each partition from the greatest known count below `count`, and from what Kafka has, up to `count` every source's present
+/// minimum: what was emitted before lies in the old partitions. Belongs into the transaction that makes `count` known, so that no reader misses
 /// the new partitions' progress. Repeating it lowers nothing. An outbox that was not heard everywhere yet gets nothing.
-async fn seed_new_partitions(connection: &mut PgConnection, count: i32) -> Result<(), sqlx::Error> {
+async fn seed_new_partitions(
+    connection: &mut PgConnection,
+    count: i32,
+    in_kafka: i32,
+) -> Result<(), sqlx::Error> {
     sqlx::query(
         "INSERT INTO source_progress (source, outbox, kafka_partition, complete_until)
          SELECT p.source, p.outbox, added, min(p.complete_until)
          FROM (SELECT max(count) AS partitions FROM partition_counts WHERE count < $1) AS known
-         CROSS JOIN LATERAL generate_series(known.partitions, $1 - 1) AS added
+         CROSS JOIN LATERAL generate_series(greatest(known.partitions, $2), $1 - 1) AS added
          JOIN source_progress AS p ON p.kafka_partition < known.partitions
          GROUP BY p.source, p.outbox, added, known.partitions
          HAVING count(*) = known.partitions
          ON CONFLICT DO NOTHING",
     )
     .bind(count)
+    .bind(in_kafka)
     .execute(connection)
     .await?;
     Ok(())
@@ -26,11 +31,13 @@ async fn seed_new_partitions(connection: &mut PgConnection, count: i32) -> Resul
 
 impl Control {
     /// The first step of growing the topic (protocol 5.4): makes `count` known, so that readers look into the new partitions, and
-    /// gives each of them every source's present minimum. The same count again changes nothing.
+    /// gives each of them every source's present minimum. Not those that Kafka has already, which are below `in_kafka`: somebody
+    /// added them by hand, and what producers put there meanwhile is older than that; nothing is known until a marker has passed
+    /// there. The same count again changes nothing.
     ///
     /// # Errors
     /// [`ControlError::Shrinks`]; [`ControlError::OtherGrowth`] if a greater count is known; what the database says.
-    pub async fn announce_partitions(&self, count: i32) -> Result<(), ControlError> {
+    pub async fn announce_partitions(&self, count: i32, in_kafka: i32) -> Result<(), ControlError> {
         self.within(async {
             let mut transaction = self.pool.begin().await?;
             // As in `init_partitions`: one process at a time.
@@ -49,7 +56,7 @@ impl Control {
                 return Err(ControlError::OtherGrowth { begun: greatest, asked: count });
             }
             if greatest < count {
-                seed_new_partitions(&mut transaction, count).await?;
+                seed_new_partitions(&mut transaction, count, in_kafka).await?;
                 let known = sqlx::query("INSERT INTO partition_counts (count) VALUES ($1)");
                 known.bind(count).execute(&mut *transaction).await?;
                 transaction.commit().await?;

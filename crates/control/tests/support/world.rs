@@ -306,7 +306,8 @@ impl World {
 
     /// Workers take over by the new count: plans of the old one are not carried out, and tenants have moved.
     async fn grow(&mut self) {
-        self.control.announce_partitions(self.partitions.len() as i32 + 1).await.unwrap();
+        let partitions = self.partitions.len() as i32;
+        self.control.announce_partitions(partitions + 1, partitions).await.unwrap();
         self.control.open_progress(self.partitions.len() as i32).await.unwrap();
         self.add_partition();
         for partition in &mut self.partitions {

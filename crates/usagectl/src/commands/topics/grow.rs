@@ -56,7 +56,7 @@ pub(in crate::commands) async fn grow(config: &Resolved, given: &TopicsGrow) -> 
     let storage = ClickHouseStorage::connect(storage);
     storage.check().await?;
     let growth = Growth { control, admin, storage, count, readers_within: given.readers_within };
-    growth.run(&short).await.with_context(|| {
+    growth.run(topics[0].partitions, &short).await.with_context(|| {
         format!("growing has not ended: run `usagectl topics grow --partitions {count}` again, it goes on where it was")
     })
 }
@@ -115,9 +115,9 @@ struct Growth {
 }
 
 impl Growth {
-    async fn run(&self, short: &[&Topic]) -> anyhow::Result<()> {
+    async fn run(&self, in_kafka: i32, short: &[&Topic]) -> anyhow::Result<()> {
         let count = self.count;
-        patiently("listing the count", || self.control.announce_partitions(count)).await?;
+        patiently("listing the count", || self.control.announce_partitions(count, in_kafka)).await?;
         println!("{count} is listed as a known count");
         fail_point!("grow.listed");
         // Whole, also when it was listed long ago: by whose clock would one know?
