@@ -208,7 +208,7 @@ impl Pass {
         self.covered
     }
 
-    /// A page came whose greatest id is `last`. A page that is not full ends the pass, and so does one that reaches what there was when it
+    /// A page came whose greatest id is `last`, with all rows of that id. A page that is not full ends the pass, and so does one that reaches what there was when it
     /// began: while rows come faster than they go, it would never end, and rows that commit late lie behind it.
     pub(crate) fn page(&mut self, last: Option<i64>, full: bool) {
         self.covered = if full { last.unwrap_or(self.covered) } else { i64::MAX };

@@ -59,6 +59,9 @@ struct Scanned {
 
 /// Reads the rows of a partition above `floor`, at most `limit` of them, payloads of at most `max_bytes`.
 ///
+/// A page never ends between rows of the same id, which a restored outbox may have: the next one has the ids above it, and a walk that passed
+/// the second of them would take its partition for complete. So both bounds may be exceeded by the rows of one id.
+///
 /// The server adds up the bytes: rows that are sent and not wanted would have to be read all the same before the connection can do anything else.
 pub(crate) async fn scan(
     connection: &mut PgConnection,
@@ -73,8 +76,8 @@ pub(crate) async fn scan(
              CASE WHEN payload_bytes <= $4 THEN payload END AS payload, payload_bytes, clock_timestamp() AS read_at \
              FROM (SELECT *, octet_length(payload) AS payload_bytes, \
              sum(CASE WHEN octet_length(payload) <= $4 THEN octet_length(payload) ELSE 0 END) \
-             OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
-             FROM usage_outbox WHERE part = $1 AND id > $2 ORDER BY id LIMIT $3) AS page \
+             OVER (ORDER BY id GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before \
+             FROM usage_outbox WHERE part = $1 AND id > $2 ORDER BY id FETCH FIRST ($3) ROWS WITH TIES) AS page \
              WHERE bytes_before IS NULL OR bytes_before < $5 ORDER BY id",
         )
         .bind(part)

@@ -319,3 +319,33 @@ async fn an_outbox_without_what_markers_need_is_delivered_from() {
     until("all is well", async || relay.status.borrow().completeness.is_none().then_some(())).await;
     relay.stop().await;
 }
+
+/// A restore can leave rows of the same id. Pages end between ids, whether their rows or their bytes make them full: no row is passed, and
+/// none of them is taken for delivered with the other one.
+#[tokio::test]
+async fn rows_of_one_id_are_not_torn_apart_by_the_end_of_a_page() {
+    for (batch_rows, padding) in [(1, 0), (3, 0), (1_000, 700_000)] {
+        let (source, topic) = (Source::new().await, Topic::new(1).await);
+        let outbox = source.outbox_id().await;
+        let (tenant, mut truth) = (Uuid::new_v4(), Truth::new());
+        let mut connection = source.pool.acquire().await.unwrap();
+        for row in 0..60 {
+            let key = format!("key-{row}");
+            truth.insert(key.clone(), emit(&mut connection, tenant, &key).await);
+        }
+        // An odd number of rows, then pairs: wherever a page ends by its rows or bytes, some ends fall into a pair.
+        sqlx::query("UPDATE usage_outbox SET id = id / 2 * 2, payload = payload || convert_to(repeat(' ', $1), 'UTF8') WHERE id > 1")
+            .bind(padding)
+            .execute(&mut *connection)
+            .await
+            .unwrap();
+        let mut config = config(&source, &topic);
+        config.relay.batch_rows = batch_rows;
+        let relay = Running::start(config);
+        let now = source.clock().await;
+        passes(&topic, SOURCE, outbox, now).await;
+        relay.stop().await;
+        assert_eq!(topic.keys().await.len(), truth.len(), "{batch_rows}");
+        assert!(none_runs_ahead(&topic.messages().await, &truth, SOURCE, outbox) >= 1);
+    }
+}
