@@ -63,7 +63,7 @@ pub async fn run(run: &Run, dir: &Path, disk: Result<(), String>) -> anyhow::Res
         stop.store(true, Ordering::Relaxed);
         let seen = readers.join_all().await;
         timeline.say("no more faults; everything comes to rest");
-        verdict::reach(&cluster, seen).await
+        verdict::reach(&cluster, seen, run.lasts).await
     };
     let verdict = tokio::select! {
         verdict = work => verdict?,

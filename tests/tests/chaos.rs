@@ -1,11 +1,13 @@
 //! The short run of the chaos: two seeds, a minute each; and that its looks into storage see what is wrong there.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use usage_devstack::process::{Life, spawn};
 use usage_devstack::testing;
-use usage_tests::chaos::storage;
+use usage_tests::chaos::schedule::Kind;
+use usage_tests::chaos::{prepare_disk, storage};
 use usage_tests::pipeline::{Options, Pipeline};
 
 /// Seeds whose schedules have every kind of fault within the minute (each minute has: see the schedule's tests).
@@ -13,6 +15,7 @@ const SEEDS: [u64; 2] = [4, 17];
 
 #[test]
 fn two_minutes_of_faults_lose_double_and_misreport_nothing() {
+    let mut happened = BTreeSet::new();
     // One after the other: each runs a dozen processes.
     for seed in SEEDS {
         let mut command = Command::new(env!("CARGO_BIN_EXE_usage-chaos"));
@@ -23,7 +26,32 @@ fn two_minutes_of_faults_lose_double_and_misreport_nothing() {
         let complained = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}\n{complained}");
         assert!(said.contains(&format!("seed {seed}: no difference")), "{said}");
+        happened.extend(faults(&said));
     }
+    // A schedule is only a plan: what was skipped in both has not been tried.
+    let missing: Vec<Kind> =
+        possible().into_iter().filter(|kind| !happened.contains(&kind.to_string())).collect();
+    assert_eq!(missing, [], "{happened:?}");
+}
+
+/// The kinds that took effect, from the line `faults: kill 3, network 5`.
+fn faults(said: &str) -> Vec<String> {
+    let counts = said.lines().filter_map(|line| Some(line.split_once("  faults: ")?.1));
+    counts.flat_map(|line| line.split(", ")).filter_map(|kind| Some(kind.split_once(' ')?.0.into())).collect()
+}
+
+/// All kinds, but for the full disk where none can be mounted.
+fn possible() -> Vec<Kind> {
+    // A namespace belongs to a thread.
+    let disk = std::thread::spawn(prepare_disk).join().is_ok_and(|prepared| prepared.is_ok());
+    Kind::ALL.into_iter().filter(|kind| disk || *kind != Kind::Disk).collect()
+}
+
+#[test]
+fn faults_are_those_that_took_effect() {
+    let said = "  61.0 s    kill relay-0: skipped, late\n  62.1 s  faults: clock 1, network 12\nseed 4: no difference";
+    assert_eq!(faults(said), ["clock", "network"]);
+    assert_eq!(faults("  62.1 s  faults: none"), [""; 0]);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Readers of the API during the run: they keep every answer, to be judged when the truth is known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde_json::Value;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use usage_schemas::{Quantity, Timestamp};
 use usage_service::clock;
 use uuid::Uuid;
@@ -21,6 +21,8 @@ pub const COUNTERS: [&str; 3] = ["llm.requests", "llm.input_tokens", "llm.output
 pub const GAUGE: &str = "gpu.utilization";
 /// A server that is away makes the API say so for a while: asking faster teaches nothing.
 const EVERY: Duration = Duration::from_millis(40);
+/// The reader that asks at the end.
+const AT_REST: usize = usize::MAX;
 
 /// What one reader saw.
 #[derive(Debug, Default)]
@@ -37,7 +39,7 @@ pub async fn read(cluster: Arc<Cluster>, reader: usize, tenants: Vec<Uuid>, stop
     let mut seen = Seen::default();
     let mut pace = interval(EVERY);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for (tenant, measure) in turns(&tenants) {
+    for (tenant, measure) in round(tenants).into_iter().cycle() {
         pace.tick().await;
         if stop.load(Ordering::Relaxed) {
             break;
@@ -62,10 +64,47 @@ pub async fn read(cluster: Arc<Cluster>, reader: usize, tenants: Vec<Uuid>, stop
     seen
 }
 
-fn turns(tenants: &[Uuid]) -> impl Iterator<Item = (Uuid, Measure)> {
-    let round: Vec<_> =
-        tenants.iter().flat_map(|tenant| [(*tenant, Measure::Count), (*tenant, Measure::Sum)]).collect();
-    round.into_iter().cycle()
+/// Asks everything once more when nothing moves, each question until its answer is complete past `emitted_at`.
+///
+/// # Errors
+/// An answer that does not become so within the time, or that is none.
+pub async fn complete(
+    cluster: &Cluster,
+    tenants: BTreeSet<Uuid>,
+    emitted_at: i64,
+    within: Duration,
+) -> anyhow::Result<Vec<Answer>> {
+    let deadline = Instant::now() + within;
+    let mut pace = interval(EVERY);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut all = Vec::new();
+    for (tenant, measure) in round(tenants) {
+        loop {
+            pace.tick().await;
+            let said = ask(cluster, tenant, measure).await;
+            if let Ok((200, body)) = &said {
+                let answers = answers(body, AT_REST, tenant, measure, clock::now_micros())?;
+                if are_past(&answers, emitted_at) {
+                    all.extend(answers);
+                    break;
+                }
+            }
+            if Instant::now() >= deadline {
+                bail!("no answer is complete past {emitted_at} within {within:?}: {said:?}");
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What was emitted in the very microsecond is not promised.
+fn are_past(answers: &[Answer], emitted_at: i64) -> bool {
+    answers.iter().all(|answer| answer.complete_until > Some(emitted_at))
+}
+
+fn round(tenants: impl IntoIterator<Item = Uuid>) -> Vec<(Uuid, Measure)> {
+    let both = |tenant| [(tenant, Measure::Count), (tenant, Measure::Sum)];
+    tenants.into_iter().flat_map(both).collect()
 }
 
 async fn ask(cluster: &Cluster, tenant: Uuid, measure: Measure) -> anyhow::Result<(u16, String)> {
@@ -130,6 +169,15 @@ mod tests {
             read(r#"{"complete_until":null,"data":[]}"#, Measure::Sum).unwrap()[0].complete_until,
             None
         );
+    }
+
+    #[test]
+    fn an_answer_is_past_an_emit_only_if_it_says_so_of_a_later_microsecond() {
+        let body = r#"{"complete_until":"1970-01-01T00:00:00.000017Z","data":[]}"#;
+        let answers = read(body, Measure::Sum).unwrap();
+        assert!(are_past(&answers, 16) && !are_past(&answers, 17));
+        let unknown = read(r#"{"complete_until":null,"data":[]}"#, Measure::Sum).unwrap();
+        assert!(!are_past(&unknown, i64::MIN));
     }
 
     #[test]

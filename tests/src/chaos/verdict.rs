@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 use super::cluster::{Cluster, blocking};
 use super::oracle::{
-    Answer, Content, Difference, Refused, Stored, expected_records, judge, judge_answers, max_lag,
+    Answer, Content, Difference, Emission, Refused, Stored, expected_records, judge, judge_answers, max_lag,
 };
-use super::readers::Seen;
+use super::readers::{self, Seen};
 use super::schedule::Actor;
 use super::{emitter, offsets, storage, truth};
 use crate::pipeline::RANGE;
@@ -23,6 +23,8 @@ use crate::topic::{self, Letter};
 
 /// For each thing that is waited for: servers have just come back and 2 cores do everything.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// A run of this length has had a moment in which every source was known to be complete up to some time.
+const PROVES_COMPLETENESS: Duration = Duration::from_secs(30);
 
 /// What a run came to.
 #[derive(Debug)]
@@ -32,13 +34,15 @@ pub struct Verdict {
     pub records: usize,
     pub dead_letters: BTreeMap<String, usize>,
     pub answers: usize,
-    /// Of these, answers with a `complete_until`.
+    /// Of these, answers with a `complete_until`; those that are asked for at rest are not among them.
     pub complete: usize,
     pub max_lag: Duration,
 }
 
 /// Waits until nothing moves any more and judges. What does not come to rest is a difference too, beside those that it causes.
-pub async fn reach(cluster: &Cluster, seen: Vec<Seen>) -> anyhow::Result<Verdict> {
+///
+/// `lasted` is how long things were broken.
+pub async fn reach(cluster: &Cluster, seen: Vec<Seen>, lasted: Duration) -> anyhow::Result<Verdict> {
     end_the_load(cluster).await?;
     let emissions = truth::read(&cluster.pipeline.source).await?;
     let database = cluster.pipeline.clickhouse_database();
@@ -54,14 +58,16 @@ pub async fn reach(cluster: &Cluster, seen: Vec<Seen>) -> anyhow::Result<Verdict
     let verified = usagectl(cluster, &["verify"]).await;
     differences.extend(verified.err().map(|error| Difference::Other(format!("{error:#}"))));
     differences.extend(final_answers(cluster, &stored).await?);
+    match complete_answers(cluster, &emissions).await {
+        Ok(answers) => differences.extend(judge_answers(&emissions, &answers)),
+        Err(error) => differences.push(Difference::Other(format!("{error:#}"))),
+    }
 
     let absurd = seen.iter().flat_map(|seen| &seen.absurd);
     differences.extend(absurd.map(|text| Difference::Answer(format!("absurd answer: {text}"))));
     let answers: Vec<Answer> = seen.into_iter().flat_map(|seen| seen.answers).collect();
     differences.extend(judge_answers(&emissions, &answers));
-    if emissions.is_empty() || answers.is_empty() {
-        differences.push(Difference::Other("nothing was emitted or answered, so nothing is proved".into()));
-    }
+    differences.extend(unproved(&emissions, &answers, lasted));
     let mut dead_letters = BTreeMap::new();
     for letter in letters {
         *dead_letters.entry(letter.reason).or_default() += 1;
@@ -75,6 +81,27 @@ pub async fn reach(cluster: &Cluster, seen: Vec<Seen>) -> anyhow::Result<Verdict
         complete: answers.iter().filter(|answer| answer.complete_until.is_some()).count(),
         max_lag: max_lag(&emissions, &answers),
     })
+}
+
+/// What a run has to have seen, or its silence says nothing.
+fn unproved(emissions: &[Emission], answers: &[Answer], lasted: Duration) -> Option<Difference> {
+    let complete = answers.iter().any(|answer| answer.complete_until.is_some());
+    if emissions.is_empty() || answers.is_empty() {
+        Some(Difference::Other("nothing was emitted or answered, so nothing is proved".into()))
+    } else if lasted >= PROVES_COMPLETENESS && !complete {
+        Some(Difference::Other("no answer had a complete_until, so nothing is proved of completeness".into()))
+    } else {
+        None
+    }
+}
+
+/// At rest `complete_until` has to come past the last emit, and the answer then lacks nothing.
+async fn complete_answers(cluster: &Cluster, emissions: &[Emission]) -> anyhow::Result<Vec<Answer>> {
+    let tenants: BTreeSet<Uuid> = emissions.iter().map(|emission| emission.identity.0).collect();
+    let Some(last) = emissions.iter().map(|emission| emission.emitted_at).max() else {
+        return Ok(Vec::new());
+    };
+    readers::complete(cluster, tenants, last, PATIENCE).await
 }
 
 /// Kills the emitters; what they had open is decided once the database has noticed.
@@ -186,4 +213,37 @@ fn totals(stored: &[Stored]) -> Totals {
             .map_or_else(|_| "too wide".into(), |sum| sum.to_string()),
     };
     sums.into_iter().map(|(key, sum)| (key, total(sum))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use usage_schemas::{Kind, Quantity};
+
+    use super::super::oracle::{Fate, Measure};
+    use super::*;
+
+    const ONE: Uuid = Uuid::from_u128(1);
+
+    fn emission() -> Emission {
+        let content =
+            Content { metric: "m".into(), kind: Kind::Counter, value: Quantity::ZERO, timestamp: 1 };
+        Emission { identity: (ONE, ONE), content, fate: Fate::Kept, emitted_at: 1 }
+    }
+
+    fn answer(complete_until: Option<i64>) -> Answer {
+        let (metric, measure, value) = ("m".into(), Measure::Count, Quantity::ZERO);
+        Answer { reader: 0, tenant: ONE, metric, measure, value, answered_at: 2, complete_until }
+    }
+
+    #[test]
+    fn a_run_without_emits_answers_or_completeness_proves_nothing() {
+        let long = PROVES_COMPLETENESS;
+        let (emissions, known) = ([emission()], [answer(None), answer(Some(1))]);
+        assert_eq!(unproved(&emissions, &known, long), None);
+        for (emissions, answers) in [(&[][..], &known[..]), (&emissions, &[]), (&emissions, &known[..1])] {
+            assert!(unproved(emissions, answers, long).is_some(), "{emissions:?} {answers:?}");
+        }
+        // A shorter one may have broken everything all the time.
+        assert_eq!(unproved(&emissions, &known[..1], long - Duration::from_secs(1)), None);
+    }
 }
