@@ -24,7 +24,9 @@ pub const DATABASE_CLOCK: Clock = Clock { decide: "clock_timestamp()", sweep: "s
 /// First everything is looked at without a lock, so that a flood of refused requests writes nothing. Then the windows are counted
 /// from the shortest to the longest, each only if the one before was: the order of the locks is the same for everybody. What
 /// decides is the condition of `DO UPDATE`, which sees the row as it is when its lock is had, not as it was when the statement
-/// began; the weight of the window before is of the statement's begin, and that window is over.
+/// began; the weight of the window before is of the statement's begin. That window is over by the clock, but statements that read
+/// the clock before the edge and still wait for its row add to it without being weighed by those that read theirs after the edge:
+/// k units so under way at an edge are k more than a sliding limit says, at most. A fixed limit holds for each window exactly.
 ///
 /// Columns of its one row, for window k: `elapsed_k` (microseconds since its start), `seen_k` and `previous_k` (counts when the
 /// statement began), `counted_k` (the new count; NULL if this window, or one before it, had no room).
