@@ -6,7 +6,6 @@ use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use usage_access::TokenVerifier;
 use usage_control::Control;
-use usage_limits::RateLimits;
 use usage_service::CancellationToken;
 use usage_service::breaker::BreakerConfig;
 use usage_service::error_chain;
@@ -39,8 +38,7 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let control = Control::connect_lazy(&config.control_database.url).context("control_database.url")?;
     let storage = ClickHouseStorage::connect(config.clickhouse);
     let limits = config.limits;
-    let counters = RateLimits::new(control.pool().clone(), rates::TABLE)?
-        .with_key(config.api.cursor_key.expose_secret().as_bytes());
+    let counters = rates::counters(&control, config.api.cursor_key.expose_secret().as_bytes())?;
     let rules = Rules::read(&limits).map_err(anyhow::Error::msg)?;
     if !rules.is_empty() {
         tokio::spawn(rates::sweep(counters.clone(), shutdown.clone()));

@@ -5,8 +5,9 @@ use std::time::Duration;
 use axum::http::request::Parts;
 use axum::response::IntoResponse as _;
 use humantime_serde::re::humantime;
+use usage_control::Control;
 use usage_limits::http::{MissingKey, RateLimitLayer, seconds};
-use usage_limits::{Decision, Quota, RateLimits, Reason, Rule};
+use usage_limits::{Decision, InvalidName, Quota, RateLimits, Reason, Rule};
 use usage_service::CancellationToken;
 use usage_service::problem::{Problem, kinds};
 
@@ -16,6 +17,8 @@ use crate::config;
 /// Made by the control database's migrations.
 pub const TABLE: &str = "rate_limits";
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// Of this process's own for counting: a flood must not keep the catalog and readiness waiting for a connection.
+const CONNECTIONS: u32 = 4;
 
 /// What the configuration allows, if it says anything.
 #[derive(Debug, Default)]
@@ -48,6 +51,14 @@ impl Rules {
     pub fn is_empty(&self) -> bool {
         self.token.is_none() && self.tenant.is_none()
     }
+}
+
+/// Counters in the control database, over connections of their own. All instances need the same key.
+///
+/// # Errors
+/// None while [`TABLE`] is a name.
+pub fn counters(control: &Control, key: &[u8]) -> Result<RateLimits, InvalidName> {
+    Ok(RateLimits::new(control.another_pool(CONNECTIONS), TABLE)?.with_key(key))
 }
 
 /// The layer for these rules; without any it lets everything through.

@@ -51,6 +51,7 @@ static MIGRATOR: Migrator = sqlx::migrate!();
 pub struct Control {
     pool: PgPool,
     options: PgConnectOptions,
+    bounded: PgConnectOptions,
 }
 
 impl std::fmt::Debug for Control {
@@ -103,12 +104,14 @@ impl Control {
             ("lock_timeout", STATEMENT_WITHIN.as_millis().to_string()),
             ("idle_in_transaction_session_timeout", CALL_WITHIN.as_millis().to_string()),
         ]);
-        let pool = PgPoolOptions::new()
-            .max_connections(CONNECTIONS)
-            .acquire_timeout(CONNECT_WITHIN)
-            .after_connect(|connection, _| Box::pin(refuse_standby(connection)))
-            .connect_lazy_with(bounded);
-        Ok(Self { pool, options })
+        let pool = pool(bounded.clone(), CONNECTIONS);
+        Ok(Self { pool, options, bounded })
+    }
+
+    /// Further connections to the same database, for statements that must not wait for those of this type's calls, nor keep them
+    /// waiting. Connects when first asked.
+    pub fn another_pool(&self, connections: u32) -> PgPool {
+        pool(self.bounded.clone(), connections)
     }
 
     /// Brings the schema up to date. Several processes may call it at once: one migrates, the others wait.
@@ -156,6 +159,14 @@ impl Control {
     ) -> Result<T, ControlError> {
         tokio::time::timeout(CALL_WITHIN, work).await.map_err(|_| ControlError::Timeout(CALL_WITHIN))?
     }
+}
+
+fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(CONNECT_WITHIN)
+        .after_connect(|connection, _| Box::pin(refuse_standby(connection)))
+        .connect_lazy_with(options)
 }
 
 /// A standby answers with what was true a moment ago, which is wrong for cuts, counts and keys.

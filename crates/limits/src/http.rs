@@ -3,6 +3,7 @@
 mod fields;
 mod layer;
 mod problem;
+mod refused;
 
 pub use fields::{RATE_LIMIT, RATE_LIMIT_POLICY, policies, remaining};
 pub use layer::{MissingKey, RateLimitLayer, RateLimitService};

@@ -3,10 +3,11 @@
 mod bucket;
 mod decision;
 mod rule;
+mod seldom;
 mod sql;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments as _, PgPool, Row as _};
@@ -19,6 +20,7 @@ use crate::identifier::{InvalidName, TableName};
 use crate::retry::{self, Sql, safe};
 use bucket::Hashing;
 use decision::Seen;
+use seldom::Seldom;
 use sql::{Clock, DATABASE_CLOCK};
 
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -33,6 +35,7 @@ pub struct RateLimits {
     hashing: Hashing,
     timeout: Duration,
     clock: Clock,
+    degraded: Arc<Seldom>,
 }
 
 /// A request that can't be counted.
@@ -51,7 +54,8 @@ impl RateLimits {
     /// The name is not a plain lower-case one of at most 48 bytes.
     pub fn new(pool: PgPool, table: &str) -> Result<Self, InvalidName> {
         let table = TableName::parse(table)?;
-        Ok(Self { pool, table, hashing: Hashing::default(), timeout: TIMEOUT, clock: DATABASE_CLOCK })
+        let (hashing, degraded) = (Hashing::default(), Arc::default());
+        Ok(Self { pool, table, hashing, timeout: TIMEOUT, clock: DATABASE_CLOCK, degraded })
     }
 
     /// Hashes subjects with HMAC under this key, so that who reads the table can't try subjects out. All instances need the
@@ -148,13 +152,23 @@ impl RateLimiter {
             Err(late) => late,
         };
         let decision = decision::degraded(&self.rule);
-        tracing::warn!(
-            rule = self.rule.name(),
-            allowed = decision.allowed,
-            error = %error,
-            "a rate limit was decided without its database"
-        );
+        // A flood while the database is away is no flood of lines.
+        if let Some(left_out) = self.limits.degraded.may(Instant::now()) {
+            tracing::warn!(
+                rule = self.rule.name(),
+                allowed = decision.allowed,
+                left_out,
+                error = %error,
+                "a rate limit was decided without its database"
+            );
+        }
         Ok(decision)
+    }
+
+    /// Under which hash a subject is counted.
+    #[cfg(feature = "http")]
+    pub(crate) fn digest(&self, subject: &str) -> [u8; 32] {
+        self.limits.hashing.digest(subject)
     }
 
     async fn count(&self, subject: &str, cost: i32) -> Result<Vec<Seen>, sqlx::Error> {

@@ -75,6 +75,27 @@ async fn tenants_and_tokens_have_limits_of_their_own_over_all_instances() {
 }
 
 #[tokio::test]
+async fn counting_waits_for_no_connection_of_the_catalog() {
+    with_database(&url(), |database| async move {
+        let control = database.control().await;
+        control.migrate().await.unwrap();
+        let mut taken = Vec::new();
+        while taken.len() < control.pool().options().get_max_connections() as usize {
+            taken.push(control.pool().acquire().await.unwrap());
+        }
+        let rules = rates::Rules::read(&config(&["limits.tenant_requests=1/1d"]).limits).unwrap();
+        let counters = rates::counters(&control, b"all").unwrap().with_timeout(Duration::from_secs(60));
+        let api = Harness::with(Setup { rates: rates::layer(&counters, rules), ..Setup::default() });
+        let token = bearer(Uuid::new_v4(), Scopes::all());
+        assert_eq!(ask(&api, &token).await.status, 200);
+        ask(&api, &token).await.problem(429, kinds::RATE_LIMITED.slug);
+        drop(taken);
+        control.close().await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn without_the_control_database_requests_pass_or_not_as_configured() {
     with_database(&url(), |database| async move {
         let control = database.control().await;

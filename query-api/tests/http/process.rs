@@ -163,6 +163,47 @@ async fn the_process_serves_and_stops() {
 }
 
 #[tokio::test]
+async fn a_running_process_limits_each_tenant() {
+    let databases = Databases::create().await;
+    let directory = tempfile::tempdir().unwrap();
+    let mut process = Process::armed(directory.path(), &databases, "", &["limits.tenant_requests=1/1d"]);
+    let api = process.address("serving the API").await;
+    ready(api).await;
+    let ask = async |tenant| {
+        let token = bearer(tenant, Scopes::all());
+        exchange(api, "/v1/usage/types", Some(&token)).await
+    };
+    let (tenant, other) = (Uuid::new_v4(), Uuid::new_v4());
+    let (head, body) = ask(tenant).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}\n{body}");
+    // A count that a busy machine has no time for lets a request through.
+    let refused = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            let (head, body) = ask(tenant).await;
+            if !head.starts_with("HTTP/1.1 200") {
+                return (head, body);
+            }
+        }
+    });
+    let (head, body) = refused.await.expect("a tenant that asks all the time is refused");
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}\n{body}");
+    for field in [
+        "retry-after: ",
+        "ratelimit: \"api.tenant\";r=0;t=",
+        "ratelimit-policy: \"api.tenant\";q=1;w=86400",
+        "content-type: application/problem+json",
+    ] {
+        assert!(head.contains(field), "{field} in {head}");
+    }
+    let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(problem["status"], 429);
+    assert!(problem["type"].as_str().unwrap().ends_with("usage/rate-limited"), "{body}");
+    assert!(ask(other).await.0.starts_with("HTTP/1.1 200"));
+    process.child.kill().await.unwrap();
+    databases.drop().await;
+}
+
+#[tokio::test]
 async fn the_configuration_is_shown_without_secrets_and_checked() {
     let databases = Databases::create().await;
     let directory = tempfile::tempdir().unwrap();

@@ -4,12 +4,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use axum::response::Response;
 use http::request::Parts;
 use http::{HeaderValue, Request};
 use tower::{Layer, Service};
 
+use super::refused::Refused;
 use super::{RATE_LIMIT, RATE_LIMIT_POLICY, fields, problem};
 use crate::rate::{Decision, Policy, RateLimiter, Reason};
 
@@ -30,10 +32,22 @@ struct Keyed {
     limiter: RateLimiter,
     key: Key,
     missing: MissingKey,
+    refused: Arc<Refused>,
+}
+
+/// One rule for one request.
+struct Asked {
+    limiter: RateLimiter,
+    refused: Arc<Refused>,
+    subject: String,
+    digest: [u8; 32],
 }
 
 /// Lets requests through that all its rules allow, and tells callers of their limits. Rules are asked in the order in which they
 /// were added, up to the first that refuses: put the one first that refuses most.
+///
+/// A refusal for too many requests is kept in memory until its reset, as a bounded number of them: until then further requests of
+/// that subject are refused without a question to the database, and no other rule counts them.
 #[derive(Clone)]
 pub struct RateLimitLayer {
     rules: Arc<[Keyed]>,
@@ -66,7 +80,7 @@ impl RateLimitLayer {
         key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         let mut rules = self.rules.to_vec();
-        rules.push(Keyed { limiter, key: Arc::new(key), missing });
+        rules.push(Keyed { limiter, key: Arc::new(key), missing, refused: Arc::default() });
         let policies: Vec<Policy> = rules.iter().flat_map(|keyed| keyed.limiter.rule().policies()).collect();
         self.policies = fields::policies(&policies);
         self.rules = rules.into();
@@ -82,13 +96,41 @@ impl RateLimitLayer {
     }
 
     /// Which rules apply to the request, with its subject in each.
-    fn subjects(&self, head: &Parts) -> Vec<(RateLimiter, String)> {
+    fn asked(&self, head: &Parts) -> Vec<Asked> {
         let subject = |keyed: &Keyed| match ((keyed.key)(head), keyed.missing) {
             (Some(key), _) if !key.is_empty() => Some(key),
             (_, MissingKey::Share) => Some(NOBODY.to_owned()),
             (_, MissingKey::Skip) => None,
         };
-        self.rules.iter().filter_map(|keyed| Some((keyed.limiter.clone(), subject(keyed)?))).collect()
+        let asked = |keyed: &Keyed| {
+            let (subject, limiter) = (subject(keyed)?, keyed.limiter.clone());
+            let digest = limiter.digest(&subject);
+            Some(Asked { limiter, refused: keyed.refused.clone(), subject, digest })
+        };
+        self.rules.iter().filter_map(asked).collect()
+    }
+
+    /// What the rules say, up to the first that refuses; those that refused before are known without a question.
+    async fn decide(asked: &[Asked]) -> Vec<Decision> {
+        let now = Instant::now();
+        if let Some(known) = asked.iter().find_map(|rule| rule.refused.decision(&rule.digest, now)) {
+            return vec![known];
+        }
+        let mut decisions = Vec::new();
+        for rule in asked {
+            let before = Instant::now();
+            // A subject is never empty here, and 1 is a cost.
+            let Ok(decision) = rule.limiter.check(&rule.subject, 1).await else { continue };
+            let allowed = decision.allowed;
+            if !allowed {
+                rule.refused.remember(rule.digest, &decision, before);
+            }
+            decisions.push(decision);
+            if !allowed {
+                break;
+            }
+        }
+        decisions
     }
 
     fn tell(&self, response: &mut Response, decisions: &[Decision]) {
@@ -147,16 +189,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
             let (head, body) = request.into_parts();
-            let mut decisions = Vec::new();
-            for (limiter, subject) in layer.subjects(&head) {
-                // A subject is never empty here, and 1 is a cost.
-                let Ok(decision) = limiter.check(&subject, 1).await else { continue };
-                let refused = !decision.allowed;
-                decisions.push(decision);
-                if refused {
-                    break;
-                }
-            }
+            let decisions = RateLimitLayer::decide(&layer.asked(&head)).await;
             let mut response = match decisions.last() {
                 Some(decision) if !decision.allowed => {
                     if decision.reason == Reason::Exceeded {

@@ -19,12 +19,15 @@ impl Hashing {
         format!("{scope}:{seconds}:{}", self.hex(subject))
     }
 
-    fn hex(&self, subject: &str) -> String {
-        let digest: [u8; 32] = match &self.0 {
+    pub fn digest(&self, subject: &str) -> [u8; 32] {
+        match &self.0 {
             Some(keyed) => keyed.clone().chain_update(subject).finalize().into_bytes().into(),
             None => Sha256::digest(subject).into(),
-        };
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        }
+    }
+
+    fn hex(&self, subject: &str) -> String {
+        self.digest(subject).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

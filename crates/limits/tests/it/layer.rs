@@ -13,9 +13,10 @@ use tower::ServiceExt as _;
 use usage_limits::http::{MissingKey, RATE_LIMIT, RATE_LIMIT_POLICY, RateLimitLayer};
 use usage_limits::{Quota, RateLimits, Rule};
 
-use crate::support::{run_on, with_database};
+use crate::support::{number, run_on, with_database};
 
 const HOUR: Duration = Duration::from_secs(3_600);
+const COUNTED: &str = "SELECT sum(count)::bigint FROM rate_limits";
 
 async fn limits(pool: &PgPool) -> RateLimits {
     let limits = RateLimits::new(pool.clone(), "rate_limits")
@@ -78,6 +79,42 @@ async fn all_rules_must_allow_and_callers_see_their_policies() {
         assert_eq!(ask(&router, &[("tenant", "a"), ("token", "y")]).await.status(), 429);
         assert_eq!(ask(&router, &[("tenant", "b"), ("token", "y")]).await.status(), StatusCode::OK);
         assert_eq!(calls.load(Ordering::Relaxed), 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whoever_was_refused_costs_no_statement_until_the_reset() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let limiter =
+            |name: &str, limit| limits.limiter(Rule::new(name, &[Quota::new(limit, HOUR)]).unwrap());
+        let layer = RateLimitLayer::new().rule(limiter("token", 5), MissingKey::Skip, header("token")).rule(
+            limiter("tenant", 1),
+            MissingKey::Skip,
+            header("tenant"),
+        );
+        let (router, calls) = app(layer);
+        let flood = [("tenant", "a"), ("token", "x")];
+        assert_eq!(ask(&router, &flood).await.status(), StatusCode::OK);
+        assert_eq!(ask(&router, &flood).await.status(), 429);
+        assert_eq!(number(&pool, COUNTED).await, 3, "the token counts both, the tenant the first");
+        // Without its table any question would let the request through.
+        run_on(&pool, "ALTER TABLE rate_limits RENAME TO elsewhere").await;
+        for _ in 0..20 {
+            let refused = ask(&router, &flood).await;
+            assert_eq!(refused.status(), 429);
+            let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+            assert!((1..=3_000).contains(&wait), "{wait}");
+            assert!(refused.headers().contains_key(RATE_LIMIT_POLICY));
+            let left = refused.headers()[RATE_LIMIT].to_str().unwrap();
+            assert!(left.starts_with("\"tenant\";r=0;t="), "{left}");
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        // Others, and what the rules can't say at present, are asked about.
+        assert_eq!(ask(&router, &[("tenant", "b"), ("token", "x")]).await.status(), StatusCode::OK);
+        run_on(&pool, "ALTER TABLE elsewhere RENAME TO rate_limits").await;
+        assert_eq!(number(&pool, COUNTED).await, 3, "nothing was counted meanwhile");
     })
     .await;
 }
