@@ -201,7 +201,7 @@ impl Takeover<'_> {
         }
         match topic_id.filter(|id| recorded != Some(*id)) {
             Some(id) if found.made_anew => {
-                self.services.control.begin_topic(partition, id, found.log).await?;
+                self.services.control.begin_topic(partition, id, done_seq, found.log).await?;
             }
             Some(id) => self.services.control.set_topic_id(partition, id).await?,
             None => {}

@@ -62,6 +62,12 @@ async fn lives_again(kind: Worker) {
         assert!(after.batch_seq > before.batch_seq, "numbers never go back: {before:?}, {after:?}");
         assert_eq!(after.next_offset, Some(150));
     }
+    // For a backup of before, whose offsets are none of the new log. Of the numbers of the second life none is below.
+    let anew = pipeline.control.topics_made_anew().await.unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        let last = anew[&after.kafka_partition];
+        assert!(before.batch_seq <= last && last < after.batch_seq, "{before:?}, {last}, {after:?}");
+    }
     // What the old log may have held behind the last offset that was read is a loss that somebody must know of. A worker that lived
     // on may have read more under the old offsets before it noticed.
     let gaps = pipeline.control.gaps().await.unwrap();

@@ -36,11 +36,22 @@ pub struct Workload {
     pub repeats: u32,
     /// Requests that also sample a gauge.
     pub gauges: u32,
+    /// Requests that happened a month or two ago.
+    pub late: u32,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { transactions: 3_000, tenants: 8, workers: 8, seed: 1, rollbacks: 5, repeats: 5, gauges: 30 }
+        Self {
+            transactions: 3_000,
+            tenants: 8,
+            workers: 8,
+            seed: 1,
+            rollbacks: 5,
+            repeats: 5,
+            gauges: 30,
+            late: 0,
+        }
     }
 }
 
@@ -115,12 +126,14 @@ pub async fn play(
 
 fn generate(random: &mut StdRng, tenants: &[Uuid], workload: &Workload, number: usize) -> Request {
     let micro_tokens = random.random_range(0..2_000_000_i128);
+    let late = workload.late > 0 && random.random_ratio(workload.late, 100);
+    let age = if late { 40 * 86_400 * 1_000_000 } else { 0 };
     let unscaled = |value: i128| Quantity::from_unscaled(value).expect("a generated value is in range");
     Request {
         // A noisy tenant among quiet ones.
         tenant: tenants[if random.random_ratio(1, 3) { 0 } else { random.random_range(0..tenants.len()) }],
         id: format!("req-{}-{number}", workload.seed),
-        at: Timestamp::from_micros(clock::now_micros()),
+        at: Timestamp::from_micros(clock::now_micros() - age),
         input: unscaled(i128::from(random.random_range(1..8_000_u32)) * 10_i128.pow(18)),
         output: unscaled(micro_tokens * 10_i128.pow(12) + 1),
         gauge: random

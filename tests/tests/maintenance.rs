@@ -23,8 +23,9 @@ async fn prepare() -> anyhow::Result<(Pipeline, String)> {
     Ok((Pipeline::prepare(options).await?, group))
 }
 
+/// Half of the requests are late, so that batches have rows of two months.
 async fn play(pipeline: &Pipeline, transactions: usize, seed: u64) -> anyhow::Result<()> {
-    let workload = Workload { transactions, seed, workers: 4, ..Workload::default() };
+    let workload = Workload { transactions, seed, workers: 4, late: 50, ..Workload::default() };
     workload::play(&pipeline.source, &workload, || {}).await.map(drop)
 }
 
@@ -111,6 +112,7 @@ async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::
     assert!(code == Some(1) && error.contains("1 members: stop all consumers first"), "{error}");
     running.consumer.terminate()?;
     running.query_api.terminate()?;
+    cut_between_two_months(&pipeline, "backup_of_usage_records").await?;
     for table in ["usage_records", "usage_rollups"] {
         pipeline.clickhouse(&format!("TRUNCATE TABLE {table}")).await?;
         copy(&pipeline, &format!("backup_of_{table}"), table).await?;
@@ -133,17 +135,31 @@ async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::
     Ok(())
 }
 
-/// Copies a table's parts as a backup does: files are linked, not read.
+/// Copies a table as it is at one moment, all months.
 async fn copy(pipeline: &Pipeline, from: &str, to: &str) -> anyhow::Result<()> {
-    let parts = format!(
-        "SELECT DISTINCT partition_id FROM system.parts WHERE database = currentDatabase() AND table = '{from}' AND active"
+    pipeline.clickhouse(&format!("INSERT INTO {to} SELECT * FROM {from}")).await.map(drop)
+}
+
+/// Takes a copy of the records back to a moment at which, of the last batch of a partition, only the earlier month was stored, while
+/// rows of the later one lie before it in the log.
+async fn cut_between_two_months(pipeline: &Pipeline, table: &str) -> anyhow::Result<()> {
+    let earlier = pipeline.clickhouse(&format!("SELECT min(toYYYYMM(timestamp)) FROM {table}")).await?;
+    let later = format!("toYYYYMM(timestamp) > {earlier}");
+    let batches = format!(
+        "SELECT kafka_partition, max(batch_seq) FROM (SELECT kafka_partition, batch_seq FROM {table} \
+         GROUP BY kafka_partition, batch_seq HAVING uniqExact(toYYYYMM(timestamp)) > 1 \
+         AND minIf(kafka_offset, {later}) < minIf(kafka_offset, NOT ({later}))) GROUP BY kafka_partition"
     );
-    for partition in pipeline.clickhouse(&parts).await?.lines() {
-        pipeline
-            .clickhouse(&format!("ALTER TABLE {to} ATTACH PARTITION ID '{partition}' FROM {from}"))
-            .await?;
-    }
-    Ok(())
+    let batches = pipeline.clickhouse(&batches).await?;
+    let after = |(partition, batch_seq): (&str, &str)| {
+        format!(
+            "kafka_partition = {partition} AND (batch_seq > {batch_seq} OR batch_seq = {batch_seq} AND {later})"
+        )
+    };
+    let after: Vec<String> = batches.lines().filter_map(|line| line.split_once('\t')).map(after).collect();
+    assert!(!after.is_empty(), "no batch has rows of the later month before those of the earlier");
+    let cut = format!("ALTER TABLE {table} DELETE WHERE {} SETTINGS mutations_sync = 2", after.join(" OR "));
+    pipeline.clickhouse(&cut).await.map(drop)
 }
 
 /// What came after the backup is not in the log any more: nothing is changed, and the ranges are named.
@@ -156,14 +172,7 @@ async fn a_restore_that_the_log_can_not_catch_up_with_is_refused() -> anyhow::Re
     rolled_up(&pipeline).await?;
     running.consumer.terminate()?;
     running.query_api.terminate()?;
-    // As retention does; everything but the topic's very end.
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", usage_devstack::testing::kafka_brokers()).create()?;
-    let mut list = TopicPartitionList::new();
-    for partition in 0..4 {
-        list.add_partition_offset(pipeline.records_topic(), partition, Offset::End)?;
-    }
-    admin.delete_records(&list, &AdminOptions::new()).await?;
+    empty_log(&pipeline).await?;
 
     let rolled = pipeline.clickhouse("SELECT sum(record_count), max(horizon) FROM usage_rollups").await?;
     let restored = ["storage", "restored", "--readers-stopped", "--group", &group];
@@ -179,5 +188,56 @@ async fn a_restore_that_the_log_can_not_catch_up_with_is_refused() -> anyhow::Re
     let (query_api, api) = pipeline.query_api()?;
     running.query_api = query_api;
     pipeline.judge(&api, PATIENCE).await?;
+    Ok(())
+}
+
+/// As retention does; everything but the topic's very end.
+async fn empty_log(pipeline: &Pipeline) -> anyhow::Result<()> {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", usage_devstack::testing::kafka_brokers()).create()?;
+    let mut list = TopicPartitionList::new();
+    for partition in 0..4 {
+        list.add_partition_offset(pipeline.records_topic(), partition, Offset::End)?;
+    }
+    admin.delete_records(&list, &AdminOptions::new()).await?;
+    Ok(())
+}
+
+/// Where nobody can know what the log held, the restore goes on and completeness waits for a person.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_restore_can_not_read_again_is_a_gap_until_it_is_accepted() -> anyhow::Result<()> {
+    let (pipeline, group) = prepare().await?;
+    let mut running = pipeline.run()?;
+    play(&pipeline, 100, 27).await?;
+    pipeline.judge(&running.api, PATIENCE).await?;
+    running.consumer.terminate()?;
+    running.query_api.terminate()?;
+    let control = sqlx::PgPool::connect(&pipeline.env()["USAGE_CONTROL_DATABASE_URL"]).await?;
+    let waiting = "SELECT count(*) FROM gaps WHERE accepted_at IS NULL";
+    let waiting = async || sqlx::query_scalar::<_, i64>(waiting).fetch_one(&control).await;
+    let restored = ["storage", "restored", "--readers-stopped", "--group", &group];
+    let said = pipeline.usagectl(&restored)?;
+    assert!(!said.contains("gap"), "the whole log is there: {said}");
+
+    // As if the topic had been made anew after the last batch of each partition.
+    sqlx::query("UPDATE consumer_progress SET topic_after_seq = batch_seq").execute(&control).await?;
+    let said = pipeline.usagectl(&restored)?;
+    assert_eq!(
+        said.matches("from offset 0, the log's start: the topic was made anew after batch").count(),
+        4
+    );
+    assert_eq!((said.matches("of the former topic may be lost").count(), waiting().await?), (4, 4), "{said}");
+    pipeline.usagectl(&["gaps", "accept", "--all"])?;
+
+    empty_log(&pipeline).await?;
+    pipeline.clickhouse("TRUNCATE TABLE usage_records").await?;
+    for _ in 0..2 {
+        let said = pipeline.usagectl(&restored)?;
+        assert_eq!(said.matches("the log's start: nothing of it is restored\n  gap:").count(), 4, "{said}");
+        assert_eq!(waiting().await?, 4, "{said}");
+        // The same loss a second time is not accepted yet.
+        pipeline.usagectl(&["gaps", "accept", "--all"])?;
+    }
+    control.close().await;
     Ok(())
 }

@@ -77,6 +77,29 @@ impl Control {
         .await
     }
 
+    /// Notes that what the offsets `[from_offset, to_offset)` held was lost just now: the same gap is open again, even if it was
+    /// accepted before.
+    ///
+    /// # Errors
+    /// [`ControlError::Invalid`] for an empty gap; what the database says.
+    pub async fn record_gap_anew(
+        &self,
+        partition: i32,
+        from_offset: i64,
+        to_offset: i64,
+    ) -> Result<(), ControlError> {
+        self.record_gap(partition, from_offset, to_offset, None).await?;
+        self.within(async {
+            let update = sqlx::query(
+                "UPDATE gaps SET accepted_at = NULL, noticed_at = now()
+                 WHERE kafka_partition = $1 AND from_offset = $2 AND to_offset = $3 AND accepted_at IS NOT NULL",
+            );
+            update.bind(partition).bind(from_offset).bind(to_offset).execute(&self.pool).await?;
+            Ok(())
+        })
+        .await
+    }
+
     /// All gaps, ascending by partition and offset.
     ///
     /// # Errors

@@ -46,16 +46,18 @@ async fn what_was_forwarded_to_a_topic_that_is_gone_holds_nothing() {
         let forwards = [forward(11, 1, 500, false), forward(12, 1, 3, false)];
         control.advance(&[batch(0, 2, 20, &[marker(outbox(1), 200)], &forwards)]).await.unwrap();
         control.set_topic_id(1, FIRST).await.unwrap();
+        assert!(control.topics_made_anew().await.unwrap().is_empty());
         for _ in 0..2 {
-            control.begin_topic(1, SECOND, (0, 5)).await.unwrap();
+            control.begin_topic(1, SECOND, 1, (0, 5)).await.unwrap();
         }
+        assert_eq!(control.topics_made_anew().await.unwrap(), [(1, 1)].into());
         assert_eq!(control.topic_id(1).await.unwrap(), Some(SECOND));
         assert_eq!(next_offset(&control, 1).await, Some(0));
         control.advance(&[batch(1, 2, 2, &[marker(outbox(1), 200)], &[])]).await.unwrap();
         assert_eq!(until(&control, "s").await, Some(100), "what lies in the new one is not done");
         control.advance(&[batch(1, 3, 4, &[], &[])]).await.unwrap();
         assert_eq!(until(&control, "s").await, Some(200));
-        let error = control.begin_topic(7, SECOND, (0, 0)).await.unwrap_err();
+        let error = control.begin_topic(7, SECOND, 0, (0, 0)).await.unwrap_err();
         assert!(matches!(error, ControlError::NoProgress(7)), "{error}");
     })
     .await;

@@ -205,6 +205,14 @@ async fn a_gap_hides_everything_until_it_is_accepted() {
         assert_eq!(places(control.gaps().await.unwrap()), all);
         assert_eq!(control.accept_gaps(Gaps::All).await.unwrap().len(), 1);
         assert_eq!(until(&control, "s").await, Some(100));
+        // A takeover that is repeated asks nobody again; what was lost once more does.
+        control.record_gap(1, 100, 150, None).await.unwrap();
+        assert_eq!(until(&control, "s").await, Some(100));
+        control.record_gap_anew(1, 100, 150).await.unwrap();
+        assert_eq!(until(&control, "s").await, None);
+        control.record_gap_anew(0, 7, 8).await.unwrap();
+        let again = [(0, 7, 8, true), (1, 100, 150, true)];
+        assert_eq!(places(control.accept_gaps(Gaps::All).await.unwrap()), again);
     })
     .await;
 }

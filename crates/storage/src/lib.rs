@@ -18,7 +18,9 @@ use uuid::Uuid;
 pub use batch::{PlannedBatch, Rows};
 pub use error::StorageError;
 pub use guarded::GuardedReader;
-pub use maintenance::{BucketKey, BucketTotals, Difference, LastBatch, Maintenance, Scope, Verified};
+pub use maintenance::{
+    BucketKey, BucketTotals, Difference, LastBatch, Maintenance, PreviousBatch, Scope, Verified,
+};
 pub use query::{
     AggregateQuery, AggregateRow, GroupBy, Measure, PartitionCounts, RawQuery, RowKey, SourceWatermark,
     StatusFilter, StoredRecord, Windows,

@@ -70,8 +70,19 @@ pub struct Verified {
 pub struct LastBatch {
     pub partition: i32,
     pub batch_seq: i64,
-    /// The lowest offset among its stored records.
+    /// The lowest offset among its stored records. Months of a batch are stored one after another, so if some of them are missing, it may
+    /// have begun before it.
     pub first_offset: i64,
+    /// The last one below it, which is stored wholly: a batch is not sent before its predecessor is.
+    pub previous: Option<PreviousBatch>,
+}
+
+/// The last batch of a partition before the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PreviousBatch {
+    pub batch_seq: i64,
+    /// The greatest offset among its stored records.
+    pub last_offset: i64,
 }
 
 /// The operators' side.

@@ -12,7 +12,7 @@ use super::fence::{Fences, RANDOM_BITS};
 use super::rowbinary::RowReader;
 use super::{reroll, verify};
 use crate::StorageError;
-use crate::maintenance::{BucketKey, Difference, LastBatch, Maintenance, Scope, Verified};
+use crate::maintenance::{BucketKey, Difference, LastBatch, Maintenance, PreviousBatch, Scope, Verified};
 
 /// One statement may read a month of a large tenant.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(600);
@@ -65,16 +65,21 @@ impl Maintenance for ClickHouseMaintenance {
     }
 
     async fn last_batches(&self) -> Result<Vec<LastBatch>, StorageError> {
-        let sql = "SELECT kafka_partition, batch_seq, min(kafka_offset) FROM usage_records \
-                   WHERE (kafka_partition, batch_seq) IN \
-                   (SELECT kafka_partition, max(batch_seq) FROM usage_records GROUP BY kafka_partition) \
-                   GROUP BY kafka_partition, batch_seq ORDER BY kafka_partition";
+        let sql = "WITH (kafka_partition, batch_seq) IN \
+                   (SELECT kafka_partition, max(batch_seq) FROM usage_records GROUP BY kafka_partition) AS is_last \
+                   SELECT kafka_partition, maxIf(batch_seq, is_last), minIf(kafka_offset, is_last), \
+                   countIf(NOT is_last), maxIf(batch_seq, NOT is_last), \
+                   argMaxIf(kafka_offset, (batch_seq, kafka_offset), NOT is_last) \
+                   FROM usage_records GROUP BY kafka_partition ORDER BY kafka_partition";
         let bytes = self.client.fetch(sql).await?;
         let mut rows = RowReader::new(&bytes);
         let mut batches = Vec::new();
         while !rows.is_empty() {
             let (partition, batch_seq, first_offset) = (rows.i32()?, rows.i64()?, rows.i64()?);
-            batches.push(LastBatch { partition, batch_seq, first_offset });
+            let earlier = rows.u64()?;
+            let previous = PreviousBatch { batch_seq: rows.i64()?, last_offset: rows.i64()? };
+            let previous = (earlier > 0).then_some(previous);
+            batches.push(LastBatch { partition, batch_seq, first_offset, previous });
         }
         Ok(batches)
     }

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use usage_storage::{BucketKey, Difference, PlannedBatch, Scope, Storage, StorageError, Writer};
+use usage_storage::{
+    BucketKey, Difference, LastBatch, PlannedBatch, PreviousBatch, Scope, Storage, StorageError, Writer,
+};
 use uuid::Uuid;
 
 use crate::contract::Bench as _;
@@ -339,8 +341,24 @@ async fn the_last_batch_of_each_partition_is_found() {
     let mut filled = Filled::new(210).await;
     filled.store_some().await;
     let last = filled.storage.maintenance().last_batches().await.unwrap();
-    let found: Vec<_> = last.iter().map(|last| (last.partition, last.batch_seq, last.first_offset)).collect();
-    assert_eq!(found, [(0, 2, 150), (1, 2, 150)]);
+    let of = |partition, batch_seq, first_offset, previous| LastBatch {
+        partition,
+        batch_seq,
+        first_offset,
+        previous,
+    };
+    let first = Some(PreviousBatch { batch_seq: 1, last_offset: 149 });
+    assert_eq!(last, [of(0, 2, 150, first), of(1, 2, 150, first)]);
+    // As in a snapshot that was taken between two months of a batch, and where nothing is older.
+    let database = &filled.database;
+    database
+        .query(
+            "ALTER TABLE usage_records DELETE WHERE (kafka_partition = 0 AND batch_seq = 2 AND kafka_offset < 170) \
+             OR (kafka_partition = 1 AND batch_seq = 1) SETTINGS mutations_sync = 2",
+        )
+        .await;
+    let last = filled.storage.maintenance().last_batches().await.unwrap();
+    assert_eq!(last, [of(0, 2, 170, first), of(1, 2, 150, None)]);
     assert_eq!(filled.storage.maintenance().running_questions().await.unwrap(), 0);
     filled.storage.maintenance().empty_rollups().await.unwrap();
     assert_eq!(filled.database.rollup_keys().await, 0);

@@ -37,18 +37,29 @@ pub(super) async fn run(config: &Resolved, options: &Restored) -> anyhow::Result
     maintenance.fence_above_all(&partitions.iter().copied().collect::<Vec<_>>()).await?;
     let stored = maintenance.last_batches().await?;
     let logs = group.log_bounds(counts.current).await?;
-    let resets = plan::resets(&logs, &stored)?;
+    let resets = plan::resets(&logs, &stored, &control.topics_made_anew().await?)?;
 
     maintenance.empty_rollups().await?;
     control.forget_source_progress().await?;
+    // Before the offsets: whoever dies here is repeated and finds the same gaps.
+    for reset in &resets {
+        for (from, to) in &reset.gaps {
+            control.record_gap_anew(reset.partition, *from, *to).await?;
+        }
+    }
     group.reset(&resets).await?;
     control.close().await;
     for reset in &resets {
         println!("{reset}");
     }
+    if resets.iter().any(|reset| !reset.gaps.is_empty()) {
+        println!("the gaps are recorded: `complete_until` is null until `usagectl gaps accept`.");
+    }
     println!(
         "rollups and the sources' progress are empty, fences are raised. Start the consumers, then the readers when the lag is \
          gone; then run `usagectl verify`. `complete_until` is null until the sources' markers have been read again.\n\
+         Messages that were refused before and are read again are decided anew by today's types, keys and policies: some may be kept \
+         now, and the others get a second letter, also where the first was discarded.\n\
          Corrections made since the backup are not in Kafka; this version keeps no journal of them, and has none to apply."
     );
     Ok(())
