@@ -9,7 +9,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{BorrowedHeaders, Header, Headers as _, Message as _, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use usage_devstack::testing;
 
@@ -126,6 +126,20 @@ pub async fn write(
     record.key = key;
     record.payload = value;
     producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    Ok(())
+}
+
+/// Writes a message in a transaction of its own: behind it the log has a control record.
+pub async fn write_in_transaction(topic: &str, partition: i32, value: &[u8]) -> anyhow::Result<()> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", testing::kafka_brokers());
+    let producer: FutureProducer =
+        config.set("transactional.id", format!("usage-tests-{}", uuid::Uuid::new_v4())).create()?;
+    let record = FutureRecord::<[u8], [u8]>::to(topic).partition(partition).payload(value);
+    tokio::task::block_in_place(|| producer.init_transactions(TIMEOUT))?;
+    producer.begin_transaction()?;
+    producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    tokio::task::block_in_place(|| producer.commit_transaction(TIMEOUT))?;
     Ok(())
 }
 

@@ -29,9 +29,11 @@ async fn problem_22_garbage_among_the_letters_stops_no_tool() -> anyhow::Result<
     }
     write_letter(&pipeline, 2, "conflict", &[("dlq-attempt", "often"), ("dlq-error", "\u{1b}[2J")]).await?;
     write_letter(&pipeline, 3, "a_word_of_a_later_version", &[]).await?;
+    // The log ends with a control record, which nobody gets to see.
+    topic::write_in_transaction(pipeline.dead_letters_topic(), 0, b"somebody's").await?;
 
     let count = ask(&pipeline, &["count"])?;
-    assert_eq!((count["letters"].as_u64(), count["foreign"].as_u64()), (Some(3), Some(6)));
+    assert_eq!((count["letters"].as_u64(), count["foreign"].as_u64()), (Some(3), Some(7)));
     let list = pipeline.usagectl(&["dead-letters", "list"])?;
     assert!(list.lines().count() == 4 && !list.contains('\u{1b}'), "{list}");
     for place in ["0:1", "0:2", "0:3", "0:4", "0:5", "0:6"] {

@@ -129,10 +129,9 @@ impl Topic {
         spans: &[Span],
         mut visit: impl FnMut(Message) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut open: BTreeMap<i32, i64> = BTreeMap::new();
+        let mut open = Open::of(spans);
         let mut list = TopicPartitionList::new();
         for span in spans.iter().filter(|span| span.from < span.to) {
-            open.insert(span.partition, span.to);
             list.add_partition_offset(&self.name, span.partition, Offset::Offset(span.from))?;
         }
         if open.is_empty() {
@@ -144,18 +143,17 @@ impl Topic {
             match self.consumer.poll(Duration::from_millis(100)) {
                 Some(Ok(message)) => {
                     let (partition, offset) = (message.partition(), message.offset());
-                    let Some(to) = open.get(&partition).copied() else { continue };
-                    if offset < to {
+                    if open.wants(partition, offset) {
                         visit(Message::of(&message))?;
+                        heard = Instant::now();
                     }
-                    if offset + 1 >= to {
-                        open.remove(&partition);
-                    }
-                    heard = Instant::now();
+                    open.passed(partition, offset + 1);
                 }
-                // What lies between here and the end has no rows: control records.
+                // Control records are no messages, but they move the position.
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
-                    open.remove(&partition);
+                    if let Some(position) = self.position(partition)? {
+                        open.passed(partition, position);
+                    }
                 }
                 Some(Err(KafkaError::MessageConsumption(code @ RDKafkaErrorCode::AutoOffsetReset))) => {
                     bail!("{} lost messages while it was read: {code}", self.name);
@@ -170,5 +168,60 @@ impl Topic {
         }
         self.consumer.unassign()?;
         Ok(())
+    }
+
+    /// The offset behind everything that was read of an assigned partition; `None` if nothing was.
+    fn position(&self, partition: i32) -> anyhow::Result<Option<i64>> {
+        let positions = self.consumer.position()?;
+        Ok(match positions.find_partition(&self.name, partition).map(|element| element.offset()) {
+            Some(Offset::Offset(offset)) => Some(offset),
+            _ => None,
+        })
+    }
+}
+
+/// Spans that are not read to their ends.
+struct Open(BTreeMap<i32, i64>);
+
+impl Open {
+    fn of(spans: &[Span]) -> Self {
+        let open = spans.iter().filter(|span| span.from < span.to);
+        Self(open.map(|span| (span.partition, span.to)).collect())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn wants(&self, partition: i32, offset: i64) -> bool {
+        self.0.get(&partition).is_some_and(|to| offset < *to)
+    }
+
+    /// Everything below `position` was read. The log's end is no reason to stop below the span's: a new leader's may be lower
+    /// for a while, and what it does not show yet would be passed by the group's offset without having been seen.
+    fn passed(&mut self, partition: i32, position: i64) {
+        if self.0.get(&partition).is_some_and(|to| position >= *to) {
+            self.0.remove(&partition);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_open_until_its_own_end_whatever_the_logs_is() {
+        let spans =
+            [(0, 5, 10), (1, 0, 4), (2, 7, 7)].map(|(partition, from, to)| Span { partition, from, to });
+        let mut open = Open::of(&spans);
+        assert!(open.wants(0, 9) && !open.wants(0, 10) && !open.wants(2, 7));
+        // The end of the log as a leader shows it that is behind.
+        open.passed(0, 8);
+        assert!(open.wants(0, 8) && open.wants(1, 3));
+        open.passed(0, 10);
+        open.passed(1, 6);
+        open.passed(3, 1);
+        assert!(open.is_empty() && !open.wants(0, 9));
     }
 }
