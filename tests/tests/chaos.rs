@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 use usage_devstack::process::{Life, spawn};
 use usage_devstack::testing;
+use usage_tests::chaos::oracle::Details;
 use usage_tests::chaos::schedule::Kind;
 use usage_tests::chaos::{prepare_disk, storage};
 use usage_tests::pipeline::{Options, Pipeline};
+use uuid::Uuid;
 
 /// Seeds whose schedules have every kind of fault within the minute (each minute has: see the schedule's tests).
 const SEEDS: [u64; 2] = [4, 17];
@@ -88,6 +90,25 @@ fn record(database: &str, number: u32, value: &str, at: &str) -> String {
     )
 }
 
+/// Gives the one record these details.
+fn with_details(database: &str, details: &Details) -> String {
+    let text = |text: &Option<String>| {
+        let hex = |byte: u8| format!("{byte:02x}");
+        format!("unhex('{}')", text.iter().flat_map(|text| text.bytes()).map(hex).collect::<String>())
+    };
+    let id = |id: Option<Uuid>| format!("toUUID('{}')", id.unwrap_or_default());
+    format!(
+        "ALTER TABLE {database}.usage_records UPDATE idempotency_key = {}, resource_type = {}, subject_type = {}, metadata = {},
+         resource_id = {}, subject_id = {} WHERE 1 SETTINGS mutations_sync = 2",
+        text(&details.idempotency_key),
+        text(&details.resource_type),
+        text(&details.subject_type),
+        text(&details.metadata),
+        id(details.resource_id),
+        id(details.subject_id),
+    )
+}
+
 #[tokio::test]
 async fn records_and_wrong_rollups_are_seen_in_storage() -> anyhow::Result<()> {
     let pipeline = Pipeline::prepare(Options::default()).await?;
@@ -95,6 +116,20 @@ async fn records_and_wrong_rollups_are_seen_in_storage() -> anyhow::Result<()> {
     let wrong = async || storage::wrong_rollups(&url, database).await.map(|found| found.len());
     assert_eq!(wrong().await?, 0);
     storage::ask(&url, record(database, 1, "1.5", "2026-11-30 10:15:00")).await?;
+    let found = storage::records(&url, database).await?.remove(0).content.details;
+    let bare = Details { source: "s".into(), ..Details::default() };
+    assert_eq!(found, bare);
+    let details = Details {
+        idempotency_key: Some("k\t\"\\N".into()),
+        resource_id: Some(Uuid::from_u128(3)),
+        resource_type: Some("vm".into()),
+        subject_id: Some(Uuid::from_u128(4)),
+        subject_type: Some("user".into()),
+        metadata: Some("{\"a\":\n1.10, \"a\": \"é\\u00e9\\/\"}".into()),
+        ..bare
+    };
+    storage::ask(&url, with_details(database, &details)).await?;
+    assert_eq!(storage::records(&url, database).await?.remove(0).content.details, details);
     storage::ask(&url, record(database, 2, "2", "2026-11-30 10:29:59.999999")).await?;
     assert_eq!(wrong().await?, 1, "there is no rollup");
     storage::ask(&url, rollup(database, 1, "1.5", "1.5", "1.5")).await?;

@@ -128,11 +128,16 @@ async fn transaction(pool: &PgPool, module: &ScopedCollector, plan: &Plan) -> an
 
 async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emit) -> anyhow::Result<Uuid> {
     let content = &emit.content;
+    let details = &content.details;
     match emit.door {
         Door::Rust => {
-            let ctx = SecurityContext::for_tenant(emit.tenant, Scopes::all());
+            let ctx = SecurityContext {
+                subject_id: details.subject_id,
+                subject_type: details.subject_type.clone(),
+                ..SecurityContext::for_tenant(emit.tenant, Scopes::all())
+            };
             let authorization = module.authorize_emit(&ctx, &content.metric).await?;
-            let key = emit.key.clone();
+            let key = details.idempotency_key.clone();
             let mut record = match content.kind {
                 Kind::Counter => NewRecord::counter(
                     emit.tenant,
@@ -143,19 +148,29 @@ async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emi
                 Kind::Gauge => NewRecord::gauge(emit.tenant, &content.metric, content.value),
             };
             record.idempotency_key = key;
+            record.resource_id = details.resource_id;
+            record.resource_type.clone_from(&details.resource_type);
+            record.metadata.clone_from(&details.metadata);
             let record = record.at(Timestamp::from_micros(content.timestamp));
             Ok(module.emit(connection, &ctx, record, &authorization).await?)
         }
-        Door::Sql => sqlx::query_scalar("SELECT usage_emit($1, $2, $3::numeric, $4, $5, $6)")
-            .bind(emit.tenant)
-            .bind(&content.metric)
-            .bind(content.value.to_string())
-            .bind(&emit.key)
-            .bind(clock::from_micros(content.timestamp))
-            .bind(content.kind.as_str())
-            .fetch_one(connection)
-            .await
-            .context("usage_emit"),
+        Door::Sql => sqlx::query_scalar(
+            "SELECT usage_emit($1, $2, $3::numeric, $4, $5, $6, $7, $8, $9, $10, $11::json)",
+        )
+        .bind(emit.tenant)
+        .bind(&content.metric)
+        .bind(content.value.to_string())
+        .bind(&details.idempotency_key)
+        .bind(clock::from_micros(content.timestamp))
+        .bind(content.kind.as_str())
+        .bind(details.resource_id)
+        .bind(&details.resource_type)
+        .bind(details.subject_id)
+        .bind(&details.subject_type)
+        .bind(&details.metadata)
+        .fetch_one(connection)
+        .await
+        .context("usage_emit"),
         Door::PastTheChecks => past_the_checks(connection, emit).await,
     }
 }
@@ -163,7 +178,8 @@ async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emi
 /// The outbox row that `usage_emit` would write on a machine whose clock is wrong: with a right one it refuses such times itself.
 async fn past_the_checks(connection: &mut PgConnection, emit: &Emit) -> anyhow::Result<Uuid> {
     debug_assert_ne!(emit.fate, Fate::UnknownUsageType);
-    let key = emit.key.as_deref().context("such a record has a key")?;
+    let details = &emit.content.details;
+    let key = details.idempotency_key.as_deref().context("such a record has a key")?;
     let record_id = ids::record_id(emit.tenant, key);
     let payload = serde_json::json!({
         "record_id": record_id,
@@ -173,6 +189,11 @@ async fn past_the_checks(connection: &mut PgConnection, emit: &Emit) -> anyhow::
         "value": emit.content.value.to_string(),
         "timestamp": Timestamp::from_micros(emit.content.timestamp).to_string(),
         "idempotency_key": key,
+        "resource_id": details.resource_id,
+        "resource_type": details.resource_type,
+        "subject_id": details.subject_id,
+        "subject_type": details.subject_type,
+        "metadata": details.metadata,
     });
     sqlx::query(
         "INSERT INTO usage_outbox (part, tenant_id, payload_type, payload)

@@ -40,6 +40,19 @@ impl Fate {
 /// (tenant, record id).
 pub type Identity = (Uuid, Uuid);
 
+/// What a record says beside its measurement.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Details {
+    pub source: String,
+    pub idempotency_key: Option<String>,
+    pub resource_id: Option<Uuid>,
+    pub resource_type: Option<String>,
+    pub subject_id: Option<Uuid>,
+    pub subject_type: Option<String>,
+    /// Byte for byte.
+    pub metadata: Option<String>,
+}
+
 /// What a record says; two emits of one identity with different contents contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Content {
@@ -48,6 +61,7 @@ pub struct Content {
     pub value: Quantity,
     /// Microseconds since the Unix epoch.
     pub timestamp: i64,
+    pub details: Details,
 }
 
 /// One committed emit, as the source remembers it.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, interval};
 use usage_schemas::Quantity;
 use uuid::Uuid;
 
-use super::oracle::{Content, Difference, Stored};
+use super::oracle::{Content, Details, Difference, Stored};
 use super::truth::kind;
 
 /// Runs one statement; the answer as text.
@@ -34,27 +34,53 @@ pub async fn insert_runs(url: &str, within: Duration) -> bool {
     false
 }
 
+/// A row as JSON; numbers are text there, which keeps all their digits.
+#[derive(serde::Deserialize)]
+struct Row {
+    tenant_id: Uuid,
+    record_id: Uuid,
+    source: String,
+    metric: String,
+    kind: String,
+    value: String,
+    micros: String,
+    idempotency_key: Option<String>,
+    resource_id: Option<Uuid>,
+    resource_type: Option<String>,
+    subject_id: Option<Uuid>,
+    subject_type: Option<String>,
+    metadata: Option<String>,
+}
+
 /// Every row of the records.
 pub async fn records(url: &str, database: &str) -> anyhow::Result<Vec<Stored>> {
     let sql = format!(
-        "SELECT tenant_id, record_id, metric, kind, value, toUnixTimestamp64Micro(timestamp)
-         FROM {database}.usage_records FORMAT TSV"
+        "SELECT tenant_id, record_id, source, metric, kind, toString(value) AS value,
+           toString(toUnixTimestamp64Micro(timestamp)) AS micros, idempotency_key, resource_id, resource_type, subject_id,
+           subject_type, metadata
+         FROM {database}.usage_records FORMAT JSONEachRow"
     );
     ask(url, sql).await?.lines().map(stored).collect()
 }
 
 fn stored(line: &str) -> anyhow::Result<Stored> {
-    let fields: Vec<&str> = line.split('\t').collect();
-    let [tenant, record_id, metric, word, value, timestamp] = fields[..] else {
-        bail!("ClickHouse said {line:?}")
-    };
+    let row: Row = serde_json::from_str(line).with_context(|| format!("ClickHouse said {line:?}"))?;
     let content = Content {
-        metric: metric.into(),
-        kind: kind(word)?,
-        value: Quantity::parse(value).with_context(|| line.to_string())?,
-        timestamp: timestamp.parse()?,
+        metric: row.metric,
+        kind: kind(&row.kind)?,
+        value: Quantity::parse(&row.value).with_context(|| line.to_string())?,
+        timestamp: row.micros.parse()?,
+        details: Details {
+            source: row.source,
+            idempotency_key: row.idempotency_key,
+            resource_id: row.resource_id,
+            resource_type: row.resource_type,
+            subject_id: row.subject_id,
+            subject_type: row.subject_type,
+            metadata: row.metadata,
+        },
     };
-    Ok(Stored { identity: (Uuid::parse_str(tenant)?, Uuid::parse_str(record_id)?), content })
+    Ok(Stored { identity: (row.tenant_id, row.record_id), content })
 }
 
 /// Records and, of these, how many the rollups count.
@@ -121,8 +147,10 @@ mod tests {
 
     #[test]
     fn a_row_is_read_whole_or_not_at_all() {
-        let line =
-            "00000000-0000-0000-0000-000000000001\t00000000-0000-0000-0000-000000000002\tm\tgauge\t-0.5\t17";
+        let line = r#"{"tenant_id":"00000000-0000-0000-0000-000000000001","record_id":"00000000-0000-0000-0000-000000000002",
+            "source":"s","metric":"m","kind":"gauge","value":"-0.5","micros":"17","idempotency_key":null,
+            "resource_id":"00000000-0000-0000-0000-000000000003","resource_type":"vm","subject_id":null,"subject_type":null,
+            "metadata":"{\"a\":  \"\\u00e9\"}"}"#;
         let row = stored(line).unwrap();
         assert_eq!(row.identity, (Uuid::from_u128(1), Uuid::from_u128(2)));
         let content = Content {
@@ -130,9 +158,16 @@ mod tests {
             kind: Kind::Gauge,
             value: Quantity::parse("-0.5").unwrap(),
             timestamp: 17,
+            details: Details {
+                source: "s".into(),
+                resource_id: Some(Uuid::from_u128(3)),
+                resource_type: Some("vm".into()),
+                metadata: Some(r#"{"a":  "\u00e9"}"#.into()),
+                ..Details::default()
+            },
         };
         assert_eq!(row.content, content);
-        assert!(stored("a\tb").is_err());
+        assert!(stored("{}").is_err());
         assert!(stored(&line.replace("gauge", "other")).is_err());
     }
 }

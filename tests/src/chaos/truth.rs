@@ -1,13 +1,14 @@
 //! The source's own table: what it emitted, written in the same transactions. The oracle believes nothing else.
 
 use anyhow::Context as _;
-use sqlx::{PgConnection, PgPool};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, PgPool, Row as _};
 use time::OffsetDateTime;
 use usage_schemas::{Kind, Quantity};
 use usage_service::clock;
 use uuid::Uuid;
 
-use super::oracle::{Content, Emission, Fate};
+use super::oracle::{Content, Details, Emission, Fate};
 
 /// Makes the table. It has no index: it is written by every transaction and read once.
 pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
@@ -15,6 +16,8 @@ pub async fn migrate(pool: &PgPool) -> anyhow::Result<()> {
         "CREATE TABLE emitted (
              tenant_id uuid NOT NULL, record_id uuid NOT NULL, metric text NOT NULL, kind text NOT NULL,
              value numeric(38, 18) NOT NULL, occurred_at timestamptz NOT NULL, fate text NOT NULL,
+             source text NOT NULL, idempotency_key text, resource_id uuid, resource_type text, subject_id uuid,
+             subject_type text, metadata text,
              emitted_at timestamptz NOT NULL DEFAULT clock_timestamp())",
     )
     .execute(pool)
@@ -34,45 +37,62 @@ pub struct Said {
 
 /// Remembers an emit in its transaction, after the outbox row was written: so `emitted_at` here is never before the outbox's.
 pub async fn remember(connection: &mut PgConnection, said: &Said) -> anyhow::Result<()> {
-    sqlx::query("INSERT INTO emitted VALUES ($1, $2, $3, $4, $5::numeric, $6, $7)")
-        .bind(said.tenant)
-        .bind(said.record_id)
-        .bind(&said.content.metric)
-        .bind(said.content.kind.as_str())
-        .bind(said.content.value.to_string())
-        .bind(clock::from_micros(said.content.timestamp))
-        .bind(said.fate.as_str())
-        .execute(connection)
-        .await
-        .context("can't write to the table emitted")?;
+    let details = &said.content.details;
+    sqlx::query(
+        "INSERT INTO emitted VALUES ($1, $2, $3, $4, $5::numeric, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+    )
+    .bind(said.tenant)
+    .bind(said.record_id)
+    .bind(&said.content.metric)
+    .bind(said.content.kind.as_str())
+    .bind(said.content.value.to_string())
+    .bind(clock::from_micros(said.content.timestamp))
+    .bind(said.fate.as_str())
+    .bind(&details.source)
+    .bind(&details.idempotency_key)
+    .bind(details.resource_id)
+    .bind(&details.resource_type)
+    .bind(details.subject_id)
+    .bind(&details.subject_type)
+    .bind(&details.metadata)
+    .execute(connection)
+    .await
+    .context("can't write to the table emitted")?;
     Ok(())
 }
 
-type Row = (Uuid, Uuid, String, String, String, OffsetDateTime, String, OffsetDateTime);
-
 /// Everything that committed.
 pub async fn read(pool: &PgPool) -> anyhow::Result<Vec<Emission>> {
-    let rows: Vec<Row> = sqlx::query_as(
-        "SELECT tenant_id, record_id, metric, kind, trim_scale(value)::text, occurred_at, fate, emitted_at FROM emitted",
-    )
-    .fetch_all(pool)
-    .await
-    .context("can't read the truth")?;
-    rows.into_iter().map(emission).collect()
+    let rows = sqlx::query("SELECT *, trim_scale(value)::text AS digits FROM emitted")
+        .fetch_all(pool)
+        .await
+        .context("can't read the truth")?;
+    rows.iter().map(emission).collect()
 }
 
-fn emission(row: Row) -> anyhow::Result<Emission> {
-    let (tenant, record_id, metric, kind, value, occurred_at, fate, emitted_at) = row;
+fn emission(row: &PgRow) -> anyhow::Result<Emission> {
+    let (word, digits, fate): (String, String, String) =
+        (row.try_get("kind")?, row.try_get("digits")?, row.try_get("fate")?);
+    let micros = |column: &str| row.try_get::<OffsetDateTime, _>(column).map(clock::to_micros);
     Ok(Emission {
-        identity: (tenant, record_id),
+        identity: (row.try_get("tenant_id")?, row.try_get("record_id")?),
         content: Content {
-            metric,
-            kind: self::kind(&kind)?,
-            value: Quantity::parse(&value).with_context(|| value.clone())?,
-            timestamp: clock::to_micros(occurred_at),
+            metric: row.try_get("metric")?,
+            kind: kind(&word)?,
+            value: Quantity::parse(&digits).with_context(|| digits.clone())?,
+            timestamp: micros("occurred_at")?,
+            details: Details {
+                source: row.try_get("source")?,
+                idempotency_key: row.try_get("idempotency_key")?,
+                resource_id: row.try_get("resource_id")?,
+                resource_type: row.try_get("resource_type")?,
+                subject_id: row.try_get("subject_id")?,
+                subject_type: row.try_get("subject_type")?,
+                metadata: row.try_get("metadata")?,
+            },
         },
         fate: Fate::parse(&fate).with_context(|| format!("no fate {fate:?}"))?,
-        emitted_at: clock::to_micros(emitted_at),
+        emitted_at: micros("emitted_at")?,
     })
 }
 

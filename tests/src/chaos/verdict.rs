@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use super::cluster::{Cluster, blocking};
 use super::oracle::{
-    Answer, Content, Difference, Emission, Refused, Stored, expected_records, judge, judge_answers, max_lag,
+    Answer, Content, Details, Difference, Emission, Refused, Stored, expected_records, judge, judge_answers,
+    max_lag,
 };
 use super::readers::{self, Seen};
 use super::schedule::Actor;
@@ -179,6 +180,16 @@ fn refused(letters: &[Letter]) -> anyhow::Result<Vec<Refused>> {
         }
         let value = letter.value.as_deref().context("a dead letter without a value")?;
         let record = decoder.decode(value).context("a dead letter that is no record")?;
+        let text = |text: Option<&str>| text.map(str::to_owned);
+        let details = Details {
+            source: record.source.into(),
+            idempotency_key: text(record.idempotency_key),
+            resource_id: record.resource_id,
+            resource_type: text(record.resource_type),
+            subject_id: record.subject_id,
+            subject_type: text(record.subject_type),
+            metadata: text(record.metadata),
+        };
         all.push(Refused {
             identity: (record.tenant_id, record.record_id),
             content: Content {
@@ -186,6 +197,7 @@ fn refused(letters: &[Letter]) -> anyhow::Result<Vec<Refused>> {
                 kind: record.kind,
                 value: record.value,
                 timestamp: record.timestamp.micros(),
+                details,
             },
             reason: letter.header(names::HEADER_DLQ_REASON).into(),
         });
@@ -225,8 +237,13 @@ mod tests {
     const ONE: Uuid = Uuid::from_u128(1);
 
     fn emission() -> Emission {
-        let content =
-            Content { metric: "m".into(), kind: Kind::Counter, value: Quantity::ZERO, timestamp: 1 };
+        let content = Content {
+            metric: "m".into(),
+            kind: Kind::Counter,
+            value: Quantity::ZERO,
+            timestamp: 1,
+            details: Details::default(),
+        };
         Emission { identity: (ONE, ONE), content, fate: Fate::Kept, emitted_at: 1 }
     }
 

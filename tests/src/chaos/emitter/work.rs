@@ -8,7 +8,8 @@ use rand::rngs::StdRng;
 use usage_schemas::{Kind, Quantity};
 use uuid::Uuid;
 
-use crate::chaos::oracle::{Content, Fate};
+use crate::chaos::oracle::{Content, Details, Fate};
+use crate::workload::SOURCE;
 
 /// Tenants of a run.
 pub const TENANTS: usize = 8;
@@ -36,10 +37,15 @@ pub enum Ending {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Emit {
     pub tenant: Uuid,
-    pub key: Option<String>,
     pub content: Content,
     pub fate: Fate,
     pub door: Door,
+}
+
+impl Emit {
+    fn key(&self) -> Option<&String> {
+        self.content.details.idempotency_key.as_ref()
+    }
 }
 
 /// One transaction.
@@ -71,7 +77,7 @@ impl Worker {
         let mut emits: Vec<Emit> = (0..count).map(|_| self.emit(now, hours)).collect();
         // Two copies in one transaction lie side by side in the topic.
         if self.random.random_ratio(1, 20) {
-            emits.extend(emits.iter().find(|emit| emit.key.is_some()).cloned());
+            emits.extend(emits.iter().find(|emit| emit.key().is_some()).cloned());
         }
         let open_for = if self.random.random_ratio(1, 50) {
             Some(Duration::from_millis(self.random.random_range(300..6_000)))
@@ -84,8 +90,9 @@ impl Worker {
 
     /// What was said may be said again.
     pub fn committed(&mut self, plan: &Plan) {
-        self.kept
-            .extend(plan.emits.iter().filter(|emit| emit.fate == Fate::Kept && emit.key.is_some()).cloned());
+        self.kept.extend(
+            plan.emits.iter().filter(|emit| emit.fate == Fate::Kept && emit.key().is_some()).cloned(),
+        );
         while self.kept.len() > REMEMBERED {
             self.kept.pop_front();
         }
@@ -135,17 +142,54 @@ impl Worker {
         let timestamp = if backdated > 0 { now - backdated } else { now + hours * HOUR };
         let in_future = backdated == 0 && hours > 0;
         let keyed = kind == Kind::Counter || in_future || self.random.random_ratio(1, 2);
+        let key = keyed.then(|| format!("{}/{}", self.name, self.next));
+        let details = self.details(key);
         Emit {
             tenant,
-            key: keyed.then(|| format!("{}/{}", self.name, self.next)),
-            content: Content { metric: metric.into(), kind, value: value(drawn, kind), timestamp },
+            content: Content { metric: metric.into(), kind, value: value(drawn, kind), timestamp, details },
             fate: if in_future { Fate::InFuture } else { Fate::Kept },
             door: if in_future { Door::PastTheChecks } else { self.door() },
         }
     }
 
+    /// Each of them is there or not, whatever the others are.
+    fn details(&mut self, idempotency_key: Option<String>) -> Details {
+        let mut word = |words: [&str; 2]| {
+            let drawn = self.random.random_range(0..4_usize);
+            words.get(drawn).map(|word| (*word).to_owned())
+        };
+        let (resource_type, subject_type) = (word(["vm", "model.large"]), word(["user", "service-account"]));
+        let mut id = |most: u128| {
+            let drawn = self.random.random_range(0..most * 2);
+            (drawn < most).then(|| Uuid::from_u128(drawn + 1))
+        };
+        let (resource_id, subject_id) = (id(50), id(1_000_000));
+        let number = self.random.random_range(0..1_000);
+        let metadata = metadata(self.random.random_range(0..6), number);
+        Details {
+            source: SOURCE.into(),
+            idempotency_key,
+            resource_id,
+            resource_type,
+            subject_id,
+            subject_type,
+            metadata,
+        }
+    }
+
     fn door(&mut self) -> Door {
         if self.random.random_ratio(1, 2) { Door::Rust } else { Door::Sql }
+    }
+}
+
+/// Objects whose bytes whoever parses and prints them again would change.
+fn metadata(form: u32, number: u32) -> Option<String> {
+    match form {
+        0 => Some("{}".into()),
+        1 => Some(format!(r#"{{"z": {number}.10, "a":1e2,  "a": null}}"#)),
+        2 => Some(format!(r#"{{"text":"\u00e9 é \/ \"{number}\" \t\\","list":[ ]}}"#)),
+        3 => Some(format!("{{\n\t\"region\" : \"eu-{number}\"\n}}")),
+        _ => None,
     }
 }
 
@@ -186,26 +230,52 @@ mod tests {
         let emits = emits(0);
         let fates: BTreeSet<Fate> = emits.iter().map(|emit| emit.fate).collect();
         assert_eq!(fates, BTreeSet::from([Fate::Kept, Fate::TooOld, Fate::UnknownUsageType]));
-        let keys: Vec<&String> = emits.iter().filter_map(|emit| emit.key.as_ref()).collect();
+        let keys: Vec<&String> = emits.iter().filter_map(|emit| emit.key()).collect();
         let distinct: BTreeSet<&String> = keys.iter().copied().collect();
         assert!(keys.len() > distinct.len() + 100);
-        let said: BTreeSet<(&Option<String>, &Content)> =
-            emits.iter().filter(|emit| emit.key.is_some()).map(|emit| (&emit.key, &emit.content)).collect();
+        let said: BTreeSet<(Option<&String>, &Content)> = emits
+            .iter()
+            .filter(|emit| emit.key().is_some())
+            .map(|emit| (emit.key(), &emit.content))
+            .collect();
         assert!(said.len() > distinct.len() + 20, "some contradict");
     }
 
     #[test]
-    fn a_repeat_says_the_same_metric_time_and_kind() {
+    fn each_detail_is_there_and_is_absent_whatever_the_others_are() {
+        let emits = emits(0);
+        let seen: BTreeSet<[bool; 5]> = emits
+            .iter()
+            .map(|Emit { content: Content { details, .. }, .. }| {
+                let ids = [details.resource_id.is_some(), details.subject_id.is_some()];
+                let types = [details.resource_type.is_some(), details.subject_type.is_some()];
+                [ids[0], ids[1], types[0], types[1], details.metadata.is_some()]
+            })
+            .collect();
+        assert_eq!(seen.len(), 32, "{seen:?}");
+        let texts = emits.iter().filter_map(|emit| emit.content.details.metadata.as_deref());
+        let (mut objects, mut changed) = (0, 0);
+        for text in texts {
+            let value: serde_json::Value = serde_json::from_str(text).unwrap();
+            objects += usize::from(value.is_object());
+            changed += usize::from(value.to_string() != text);
+        }
+        assert!(changed > 100 && changed < objects, "{changed} of {objects}");
+    }
+
+    #[test]
+    fn a_repeat_says_the_same_but_for_the_value() {
         let emits = emits(0);
         let mut first: std::collections::BTreeMap<&String, &Emit> = std::collections::BTreeMap::new();
-        for emit in emits.iter().filter(|emit| emit.key.is_some()) {
-            let before = first.entry(emit.key.as_ref().unwrap()).or_insert(emit);
+        for emit in emits.iter().filter(|emit| emit.key().is_some()) {
+            let before = first.entry(emit.key().unwrap()).or_insert(emit);
             let same = |emit: &Emit| {
                 (
                     emit.tenant,
                     emit.content.metric.clone(),
                     emit.content.timestamp,
                     emit.content.kind,
+                    emit.content.details.clone(),
                     emit.fate,
                 )
             };

@@ -10,6 +10,12 @@ fn content(value: &str) -> Content {
         kind: Kind::Counter,
         value: Quantity::parse(value).unwrap(),
         timestamp: 17,
+        details: Details {
+            source: "demo".into(),
+            metadata: Some(r#"{"a": 1.0}"#.into()),
+            subject_id: Some(tenant(7)),
+            ..Details::default()
+        },
     }
 }
 
@@ -58,17 +64,30 @@ fn a_doubled_record_is_found() {
 }
 
 #[test]
-fn a_changed_value_time_or_metric_is_found() {
+fn a_change_of_any_column_is_found() {
     for change in [
         |row: &mut Stored| row.content.value = Quantity::parse("2.500000000000000001").unwrap(),
         |row: &mut Stored| row.content.timestamp += 1,
         |row: &mut Stored| row.content.metric = "llm.other".into(),
         |row: &mut Stored| row.content.kind = Kind::Gauge,
+        |row: &mut Stored| row.content.details.source = "other".into(),
+        |row: &mut Stored| row.content.details.idempotency_key = Some("k".into()),
+        |row: &mut Stored| row.content.details.resource_id = Some(tenant(0)),
+        |row: &mut Stored| row.content.details.resource_type = Some("vm".into()),
+        |row: &mut Stored| row.content.details.subject_id = None,
+        |row: &mut Stored| row.content.details.subject_type = Some("user".into()),
+        |row: &mut Stored| row.content.details.metadata = Some(r#"{"a":1.0}"#.into()),
     ] {
         let (emissions, mut stored, refused) = healthy();
         change(&mut stored[1]);
         let found = judge(&emissions, &stored, &refused);
         assert!(matches!(found[0], Difference::Changed { .. }), "{found:?}");
+        // The same in a dead letter: one is missing and one is too many.
+        let (emissions, stored, mut letters) = healthy();
+        let mut row = Stored { identity: letters[0].identity, content: letters[0].content.clone() };
+        change(&mut row);
+        letters[0].content = row.content;
+        assert_eq!(judge(&emissions, &stored, &letters).len(), 2);
     }
 }
 
