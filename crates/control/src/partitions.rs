@@ -76,3 +76,22 @@ impl Control {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_holds_until_the_topic_begins_to_grow() {
+        let mut counts = Partitions { current: 2, known: vec![2, 4], growing: false };
+        assert!(counts.decides(2) && !counts.decides(4), "known is not current");
+        counts.growing = true;
+        assert!(!counts.decides(2) && !counts.decides(4));
+    }
+
+    #[test]
+    fn only_what_nobody_announced_exceeds() {
+        let counts = Partitions { current: 2, known: vec![2, 4], growing: false };
+        assert!(counts.exceeded_by(5) && !counts.exceeded_by(4) && !counts.exceeded_by(3));
+    }
+}
