@@ -162,7 +162,8 @@ async fn problem_95_two_schema_versions_interleaved_stop_nobody() {
     pipeline.end().await;
 }
 
-/// Storage stands still while 140 MB lie in the log: the worker takes in what its budget allows and no more.
+/// Storage stands still while 576 MB lie in the log: what the worker takes in does not depend on that. Its 40 partitions hold one message of
+/// 0.9 MB each, more than the budget; measured: some 300 MB with what is fetched, encoded and sent of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn problem_103_a_storage_that_stands_still_does_not_fill_the_workers_memory() {
     logs();
@@ -182,7 +183,7 @@ async fn problem_103_a_storage_that_stands_still_does_not_fill_the_workers_memor
     eventually("it holds all partitions", || async { worker.log_count("partition taken over") == 40 }).await;
     let idle = worker.peak_bytes();
     clickhouse.pause();
-    for round in 0..4 {
+    for round in 0..16 {
         let large = |tenant: &Uuid| {
             let mut record = pipeline.record(*tenant, &format!("key-{round}"), 1);
             record.metadata = Some(format!("{{\"x\":\"{}\"}}", "y".repeat(900_000)));
@@ -192,11 +193,11 @@ async fn problem_103_a_storage_that_stands_still_does_not_fill_the_workers_memor
     }
     eventually("writes have failed", || async { worker.log_contains("batch is cared for alone") }).await;
     let peak = worker.peak_bytes();
-    assert!(peak < idle + (150 << 20), "{} MiB, {} before", peak >> 20, idle >> 20);
+    assert!(peak < idle + (400 << 20), "{} MiB, {} before", peak >> 20, idle >> 20);
     clickhouse.resume();
     pipeline.settled().await;
     worker.stop().await;
-    assert_eq!(pipeline.stored_rows().await, 160);
+    assert_eq!(pipeline.stored_rows().await, 640);
     assert_eq!(pipeline.dead_letters().await, []);
     pipeline.end().await;
     clickhouse.stop().unwrap();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
@@ -19,7 +20,7 @@ impl Pipeline {
             let consumer = group_consumer(&brokers, &group);
             let mut list = TopicPartitionList::new();
             list.add_partition(&topic, partition);
-            let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
+            let list = committed(&consumer, &list);
             let elements = list.elements();
             match elements[0].offset() {
                 Offset::Offset(offset) => Some((offset, elements[0].metadata().to_string())),
@@ -109,13 +110,25 @@ impl Pipeline {
     }
 }
 
+/// What the group has committed. A coordinator that has just been elected, or loads, refuses for a moment (NotCoordinator).
+fn committed(consumer: &BaseConsumer, partitions: &TopicPartitionList) -> TopicPartitionList {
+    let started = Instant::now();
+    loop {
+        match consumer.committed_offsets(partitions.clone(), WITHIN) {
+            Ok(list) => return list,
+            Err(error) if started.elapsed() > WITHIN => panic!("the group does not answer: {error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
 /// The ends of the logs are read after the commits: what a commit has passed may have been forwarded before.
 fn is_settled(consumer: &BaseConsumer, topic: &str, partitions: i32) -> bool {
     let mut list = TopicPartitionList::new();
     (0..partitions).for_each(|partition| {
         list.add_partition(topic, partition);
     });
-    let list = consumer.committed_offsets(list, WITHIN).expect("the group answers");
+    let list = committed(consumer, &list);
     list.elements().iter().all(|element| {
         let (_, end) =
             consumer.fetch_watermarks(topic, element.partition(), WITHIN).expect("the broker answers");
