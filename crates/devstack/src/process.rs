@@ -36,6 +36,9 @@ pub struct ProcessId {
     pub start_ticks: u64,
 }
 
+/// How long a process is given to stand still after SIGSTOP: one in the middle of a disk access takes a moment.
+const STANDS_WITHIN: Duration = Duration::from_secs(5);
+
 impl ProcessId {
     /// The identity of a running process, `None` when there is none with this id.
     #[must_use]
@@ -52,16 +55,32 @@ impl ProcessId {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Sends the signal if that very process still runs; says whether it was sent.
+    /// Sends the signal if that very process still runs; says whether it was sent. After SIGSTOP it stands still: a thread that
+    /// runs on another processor would go on for a moment, long enough to answer.
     pub fn signal(self, signal: Signal) -> Result<bool> {
         if !self.is_running() {
             return Ok(false);
         }
         match kill(self.nix(), signal) {
+            Ok(()) if signal == Signal::SIGSTOP => {
+                wait_until(STANDS_WITHIN, || !self.is_running() || self.stands_still());
+                Ok(true)
+            }
             Ok(()) => Ok(true),
             Err(nix::errno::Errno::ESRCH) => Ok(false),
             Err(error) => Err(error).with_context(|| format!("sending {signal} to process {}", self.pid)),
         }
+    }
+
+    /// Whether all of its threads are stopped.
+    fn stands_still(self) -> bool {
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return false };
+        let mut states = threads.flatten().filter_map(|thread| {
+            // A thread that has ended meanwhile has no state.
+            let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+            parse_stat(&stat).map(|(state, _)| state)
+        });
+        states.all(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
     }
 
     /// Asks the process to end, waits up to `grace`, then kills its process group. Says whether it was running.

@@ -119,7 +119,9 @@ fn a_program_that_is_not_there_is_named() {
 fn stop_wakes_a_frozen_process_first() {
     let dir = tempfile::tempdir().unwrap();
     let mut sleeper = server("exec sleep 60", &dir.path().join("log"));
+    assert!(!sleeper.id().stands_still());
     sleeper.signal(Signal::SIGSTOP).unwrap();
+    assert!(sleeper.id().stands_still());
     let started = Instant::now();
     sleeper.stop(Signal::SIGTERM, Duration::from_secs(20)).unwrap();
     assert!(started.elapsed() < Duration::from_secs(20));
