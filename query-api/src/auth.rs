@@ -48,33 +48,28 @@ impl Caller {
 impl FromRequestParts<App> for Caller {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, state: &App) -> Result<Self, Failure> {
-        if let Some(Verified(context)) = parts.extensions.get() {
-            return Ok(Self(context.clone()));
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        match parts.extensions.get() {
+            Some(Verified(outcome)) => outcome.clone().map(Self),
+            // Nobody looked: the middleware is not on this route.
+            None => Err(Failure::unauthenticated("the token was not looked at", None)),
         }
-        let context = verify(&parts.headers, state)?;
-        if let Some(seen) = parts.extensions.get::<SeenTenant>() {
-            // A second extraction of the same request finds the same tenant.
-            let _ = seen.0.set(context.tenant_id);
-        }
-        Ok(Self(context))
     }
 }
 
-/// The caller, known before the handler: to its rate limits too.
+/// The caller, or what is wrong with the token, known before the handler: to its rate limits too.
 #[derive(Debug, Clone)]
-pub struct Verified(pub SecurityContext);
+pub struct Verified(pub Result<SecurityContext, Failure>);
 
-/// Axum middleware that verifies the token once. What is wrong with it the handler tells.
-pub async fn remember(State(app): State<App>, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
-    match Caller::from_request_parts(&mut parts, &app).await {
-        Ok(Caller(context)) => {
-            parts.extensions.insert(Verified(context));
-            next.run(Request::from_parts(parts, body)).await
-        }
-        Err(_) => next.run(Request::from_parts(parts, body)).await,
+/// Axum middleware that verifies the token, once for each request. What is wrong with it the handler tells.
+pub async fn remember(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let outcome = verify(request.headers(), &app);
+    if let (Ok(context), Some(seen)) = (&outcome, request.extensions().get::<SeenTenant>()) {
+        // Only here is it set.
+        let _ = seen.0.set(context.tenant_id);
     }
+    request.extensions_mut().insert(Verified(outcome));
+    next.run(request).await
 }
 
 fn verify(headers: &HeaderMap, state: &App) -> Result<SecurityContext, Failure> {

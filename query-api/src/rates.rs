@@ -85,11 +85,12 @@ fn quota(text: &str) -> Result<Quota, String> {
 }
 
 fn tenant(head: &Parts) -> Option<String> {
-    head.extensions.get::<Verified>().map(|verified| verified.0.tenant_id.to_string())
+    let context = head.extensions.get::<Verified>()?.0.as_ref().ok()?;
+    Some(context.tenant_id.to_string())
 }
 
 fn token(head: &Parts) -> Option<String> {
-    head.extensions.get::<Verified>()?;
+    head.extensions.get::<Verified>()?.0.as_ref().ok()?;
     bearer(&head.headers).ok().map(str::to_owned)
 }
 
