@@ -5,6 +5,7 @@
 
 mod context;
 mod keys;
+pub mod policy;
 mod signer;
 mod verifier;
 
