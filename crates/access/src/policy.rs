@@ -76,6 +76,8 @@ pub enum Principal<'a> {
         name: &'a str,
         /// The tenant that it may always emit for.
         home_tenant: Option<Uuid>,
+        /// It may ask to emit for any other one, as an operator registered it.
+        any_tenant: bool,
     },
 }
 
@@ -128,6 +130,11 @@ pub trait PolicyDecisionPoint: Send + Sync {
 
     /// Whether it could decide now, for `/health/ready`.
     async fn ready(&self) -> Result<(), PolicyError>;
+
+    /// Counts the changes of the policies that this process knows of: part of the key of every cached decision.
+    fn generation(&self) -> u64 {
+        0
+    }
 }
 
 #[cfg(test)]
