@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use support::{Message, Pipeline, Process, Totals, eventually, logs};
+use usage_consumer::counts;
 use usage_consumer::plan::{IdHash, NotKept, Plan, Runs};
+use usage_consumer::side_reader::SideReader;
 use usage_schemas::partition::partition_of;
 use usage_schemas::{Timestamp, UsageRecord, ids};
 use usage_service::clock;
@@ -230,6 +232,70 @@ async fn a_worker_that_has_not_noticed_the_grow_forwards_nothing_by_the_old_coun
         "nothing was forwarded"
     );
     worker.stop().await;
+    pipeline.end().await;
+}
+
+/// A takeover has read its plan, and the topic grows before it carries it out: no fence stops what has nothing to write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_takeover_that_slept_through_a_grow_forwards_nothing_by_the_old_count() {
+    logs();
+    let pipeline = Pipeline::start(2).await;
+    // By the old count it belongs into partition 1, by the new one where it lies.
+    let tenant = tenant_in(&[(2, 1), (3, 0)]);
+    let record = pipeline.record(tenant, "key", 5);
+    pipeline.send(&[Message { partition: 0, ..pipeline.message(&record) }]).await;
+    let plan = Plan {
+        count: 2,
+        batch_seq: 7,
+        first: 0,
+        last: 0,
+        kept: 0,
+        hash: IdHash::of([]),
+        not_kept: Runs::join([(0, NotKept::Forwarded)], &[]),
+    };
+    pipeline.commit(0, 0, &plan.to_text()).await;
+    let ends = (pipeline.end_of(0).await, pipeline.end_of(1).await);
+    // Its session outlasts the sleep, so that only the count can hold it back.
+    let worker = Process::armed(&pipeline, "takeover.planned=stop", &["consumer.session_timeout=60s"]);
+    worker.froze().await;
+    pipeline.grow(3).await;
+    worker.resume();
+    assert_exact(&pipeline, &[(tenant, Totals::exactly(1, 5))]).await;
+    worker.stop().await;
+    assert_eq!(places(&pipeline, tenant).await, BTreeMap::from([(0, 1)]));
+    assert_eq!((pipeline.end_of(0).await, pipeline.end_of(1).await), ends, "nothing was forwarded");
+    assert_eq!(pipeline.dead_letters().await, []);
+    pipeline.end().await;
+}
+
+/// What each worker does every 10 s, whether its group notices the new partitions or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_the_topic_announces_partitions_that_were_added_by_hand() {
+    logs();
+    let pipeline = Pipeline::start(2).await;
+    let reader = SideReader::new(pipeline.config(&[]).side_reader(), &pipeline.topic).unwrap();
+    let outbox = Uuid::new_v4();
+    for partition in 0..2 {
+        pipeline.control.open_progress(partition).await.unwrap();
+    }
+    counts::look(&pipeline.control, &reader).await.unwrap();
+    assert_eq!(pipeline.control.partition_counts().await.unwrap().known, [2], "nothing is new");
+    let worker = pipeline.worker(&[]);
+    pipeline.send(&pipeline.markers_of(outbox, 100)).await;
+    eventually("both partitions are complete", || async { pipeline.complete_until().await == Some(100) })
+        .await;
+    worker.stop().await;
+
+    pipeline.alter_by_hand(3).await;
+    eventually("the look has seen them", || async {
+        counts::look(&pipeline.control, &reader).await.unwrap();
+        pipeline.control.partition_counts().await.unwrap().known == [2, 3]
+    })
+    .await;
+    assert_eq!(pipeline.complete_until().await, None, "records may lie in the third one");
+    counts::look(&pipeline.control, &reader).await.unwrap();
+    let counts = pipeline.control.partition_counts().await.unwrap();
+    assert_eq!((counts.current, counts.growing), (2, false), "only an operator grows the topic");
     pipeline.end().await;
 }
 

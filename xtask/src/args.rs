@@ -14,7 +14,7 @@ usage: cargo xtask COMMAND
   bench drain [ARG…]       how fast the consumer drains a full topic, on a stack of its own, built with --release
   bench recovery [ARG…]    how soon a backlog is gone after ClickHouse was away, and what emitters feel of it
   chaos [--release] [ARG…] faults drawn from a seed against a whole pipeline of its own, judged by what its source committed;
-                           --seed N --minutes M --rate R --faults KIND,KIND --plan (docs/chaos.md)
+                           --seed N --minutes M --rate R --records N --faults KIND,KIND --plan (docs/chaos.md)
   ci                       test, and cargo-deny if it is installed
 
 Preset USAGE_KAFKA_BROKERS, USAGE_CLICKHOUSE_URL, USAGE_CONTROL_DATABASE_URL or USAGE_SOURCE_DATABASE_URL

@@ -43,9 +43,12 @@ struct RunArgs {
     /// How long faults happen, fractions allowed.
     #[arg(long, default_value = "5", value_parser = minutes)]
     minutes: Duration,
-    /// Transactions per second; each emits up to 5 records.
+    /// Transactions per second.
     #[arg(long, default_value_t = 100)]
     rate: u32,
+    /// Records of a transaction, at most; half of the larger ones say much of one metric.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    records: u32,
     /// Only faults of these kinds.
     #[arg(long, value_delimiter = ',', value_enum)]
     faults: Vec<Kind>,
@@ -93,7 +96,11 @@ fn main() -> anyhow::Result<ExitCode> {
         anyhow::bail!("no full disk is possible here: {reason}");
     }
     let (dir, mut temporary) = directory(args.dir.as_deref())?;
-    let run = Run { load: Load { seed, rate: args.rate, workers: 8 }, lasts: args.minutes, kinds };
+    let run = Run {
+        load: Load { seed, rate: args.rate, workers: 8, records: args.records },
+        lasts: args.minutes,
+        kinds,
+    };
     let runtime = runtime()?;
     let outcome = runtime.block_on(chaos::run(&run, &dir, disk));
     // The cluster is gone, so nothing runs in there any more.
@@ -106,7 +113,12 @@ fn main() -> anyhow::Result<ExitCode> {
         // Logs stay.
         let _ = temporary.keep();
     }
-    let again = format!("cargo xtask chaos --seed {seed} --minutes {}", text_of(args.minutes));
+    let again = format!(
+        "cargo xtask chaos --seed {seed} --minutes {} --rate {} --records {}",
+        text_of(args.minutes),
+        args.rate,
+        args.records
+    );
     let verdict = outcome.with_context(|| format!("seed {seed}, logs in {}", dir.display()))?;
     print(&verdict);
     if good {

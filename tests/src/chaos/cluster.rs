@@ -58,6 +58,8 @@ pub struct Load {
     pub rate: u32,
     /// Transactions at once, of one emitter.
     pub workers: u32,
+    /// Records of a transaction, at most.
+    pub records: u32,
 }
 
 impl Cluster {
@@ -266,7 +268,8 @@ fn emitter_arguments(load: &Load, number: usize, url: &str, clock: &Path) -> Vec
     let emitters = u32::try_from(EMITTERS).unwrap_or(1);
     let rate = load.rate.div_ceil(emitters).to_string();
     let life = format!("{}-{number}.{{life}}", load.seed);
-    let (seed, workers) = (load.seed.to_string(), load.workers.to_string());
+    let (seed, workers, records) =
+        (load.seed.to_string(), load.workers.to_string(), load.records.to_string());
     let clock = clock.to_string_lossy().into_owned();
     let pairs = [
         ("--url", url),
@@ -274,6 +277,7 @@ fn emitter_arguments(load: &Load, number: usize, url: &str, clock: &Path) -> Vec
         ("--life", &life),
         ("--rate", &rate),
         ("--workers", &workers),
+        ("--records", &records),
         ("--clock", &clock),
     ];
     let flags = pairs.iter().flat_map(|(flag, value)| [(*flag).to_string(), (*value).to_string()]);
@@ -300,12 +304,12 @@ mod tests {
 
     #[test]
     fn emitters_share_the_rate_and_have_lives_of_their_own() {
-        let load = Load { seed: 7, rate: 301, workers: 4 };
+        let load = Load { seed: 7, rate: 301, workers: 4, records: 5 };
         let arguments = emitter_arguments(&load, 1, "postgres://x", Path::new("/clock"));
         let line = arguments.join(" ");
         assert_eq!(
             line,
-            "emit --url postgres://x --seed 7 --life 7-1.{life} --rate 151 --workers 4 --clock /clock"
+            "emit --url postgres://x --seed 7 --life 7-1.{life} --rate 151 --workers 4 --records 5 --clock /clock"
         );
     }
 

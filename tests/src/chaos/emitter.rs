@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Transactions at once.
     #[arg(long)]
     pub workers: u32,
+    /// Records of a transaction, at most.
+    #[arg(long)]
+    pub records: u32,
     /// Hours by which the source's clock is wrong; absent means right. Read before each transaction.
     #[arg(long)]
     pub clock: PathBuf,
@@ -79,6 +82,7 @@ async fn emit_for_ever(pool: PgPool, arguments: Arc<Arguments>, number: u32) {
         StdRng::seed_from_u64(seed),
         tenants(arguments.seed, TENANTS),
         format!("{}-{number}", arguments.life),
+        arguments.records,
     );
     let every = Duration::from_secs(1) * arguments.workers / arguments.rate.max(1);
     let mut pace = interval(every.max(Duration::from_millis(1)));
@@ -110,10 +114,13 @@ fn hash(text: &str) -> u64 {
 async fn transaction(pool: &PgPool, module: &ScopedCollector, plan: &Plan) -> anyhow::Result<bool> {
     let mut connection = pool.acquire().await?;
     let mut tx = connection.begin().await?;
-    for emit in &plan.emits {
-        let record_id = say(&mut tx, module, emit).await.with_context(|| format!("{emit:?}"))?;
-        let said = Said { tenant: emit.tenant, record_id, content: emit.content.clone(), fate: emit.fate };
-        truth::remember(&mut tx, &said).await?;
+    for emits in plan.emits.chunk_by(Emit::joins) {
+        let ids = say(&mut tx, module, emits).await.with_context(|| format!("{emits:?}"))?;
+        let said = emits.iter().zip(ids).map(|(emit, record_id)| {
+            let content = emit.content.clone();
+            Said { tenant: emit.tenant, record_id, content, fate: emit.fate }
+        });
+        truth::remember(&mut tx, &said.collect::<Vec<_>>()).await?;
     }
     if let Some(open_for) = plan.open_for {
         // A long transaction is time that passes with it open.
@@ -126,37 +133,55 @@ async fn transaction(pool: &PgPool, module: &ScopedCollector, plan: &Plan) -> an
     Ok(plan.ending == Ending::Commit)
 }
 
-async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emit) -> anyhow::Result<Uuid> {
+/// Emits that go into the outbox together; returns their ids.
+async fn say(
+    connection: &mut PgConnection,
+    module: &ScopedCollector,
+    emits: &[Emit],
+) -> anyhow::Result<Vec<Uuid>> {
+    let [first, rest @ ..] = emits else { return Ok(Vec::new()) };
+    if first.door != Door::Rust {
+        let id = match first.door {
+            Door::Sql => by_sql(connection, first).await?,
+            _ => past_the_checks(connection, first).await?,
+        };
+        return Ok(vec![id]);
+    }
+    let details = &first.content.details;
+    let ctx = SecurityContext {
+        subject_id: details.subject_id,
+        subject_type: details.subject_type.clone(),
+        ..SecurityContext::for_tenant(first.tenant, Scopes::all())
+    };
+    let authorization = module.authorize_emit(&ctx, &first.content.metric).await?;
+    if rest.is_empty() {
+        return Ok(vec![module.emit(connection, &ctx, record(first), &authorization).await?]);
+    }
+    let records = emits.iter().map(record).collect();
+    Ok(module.emit_batch(connection, &ctx, records, &authorization).await?)
+}
+
+fn record(emit: &Emit) -> NewRecord {
     let content = &emit.content;
     let details = &content.details;
-    match emit.door {
-        Door::Rust => {
-            let ctx = SecurityContext {
-                subject_id: details.subject_id,
-                subject_type: details.subject_type.clone(),
-                ..SecurityContext::for_tenant(emit.tenant, Scopes::all())
-            };
-            let authorization = module.authorize_emit(&ctx, &content.metric).await?;
-            let key = details.idempotency_key.clone();
-            let mut record = match content.kind {
-                Kind::Counter => NewRecord::counter(
-                    emit.tenant,
-                    &content.metric,
-                    content.value,
-                    key.clone().unwrap_or_default(),
-                ),
-                Kind::Gauge => NewRecord::gauge(emit.tenant, &content.metric, content.value),
-            };
-            record.idempotency_key = key;
-            record.resource_id = details.resource_id;
-            record.resource_type.clone_from(&details.resource_type);
-            record.metadata.clone_from(&details.metadata);
-            let record = record.at(Timestamp::from_micros(content.timestamp));
-            Ok(module.emit(connection, &ctx, record, &authorization).await?)
+    let key = details.idempotency_key.clone();
+    let mut record = match content.kind {
+        Kind::Counter => {
+            NewRecord::counter(emit.tenant, &content.metric, content.value, key.clone().unwrap_or_default())
         }
-        Door::Sql => sqlx::query_scalar(
-            "SELECT usage_emit($1, $2, $3::numeric, $4, $5, $6, $7, $8, $9, $10, $11::json)",
-        )
+        Kind::Gauge => NewRecord::gauge(emit.tenant, &content.metric, content.value),
+    };
+    record.idempotency_key = key;
+    record.resource_id = details.resource_id;
+    record.resource_type.clone_from(&details.resource_type);
+    record.metadata.clone_from(&details.metadata);
+    record.at(Timestamp::from_micros(content.timestamp))
+}
+
+async fn by_sql(connection: &mut PgConnection, emit: &Emit) -> anyhow::Result<Uuid> {
+    let content = &emit.content;
+    let details = &content.details;
+    sqlx::query_scalar("SELECT usage_emit($1, $2, $3::numeric, $4, $5, $6, $7, $8, $9, $10, $11::json)")
         .bind(emit.tenant)
         .bind(&content.metric)
         .bind(content.value.to_string())
@@ -170,9 +195,7 @@ async fn say(connection: &mut PgConnection, module: &ScopedCollector, emit: &Emi
         .bind(&details.metadata)
         .fetch_one(connection)
         .await
-        .context("usage_emit"),
-        Door::PastTheChecks => past_the_checks(connection, emit).await,
-    }
+        .context("usage_emit")
 }
 
 /// The outbox row that `usage_emit` would write on a machine whose clock is wrong: with a right one it refuses such times itself.

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgPool, Row as _};
+use sqlx::{PgConnection, PgPool, Postgres, QueryBuilder, Row as _};
 use time::OffsetDateTime;
 use usage_schemas::{Kind, Quantity};
 use usage_service::clock;
@@ -35,29 +35,23 @@ pub struct Said {
     pub fate: Fate,
 }
 
-/// Remembers an emit in its transaction, after the outbox row was written: so `emitted_at` here is never before the outbox's.
-pub async fn remember(connection: &mut PgConnection, said: &Said) -> anyhow::Result<()> {
-    let details = &said.content.details;
-    sqlx::query(
-        "INSERT INTO emitted VALUES ($1, $2, $3, $4, $5::numeric, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
-    )
-    .bind(said.tenant)
-    .bind(said.record_id)
-    .bind(&said.content.metric)
-    .bind(said.content.kind.as_str())
-    .bind(said.content.value.to_string())
-    .bind(clock::from_micros(said.content.timestamp))
-    .bind(said.fate.as_str())
-    .bind(&details.source)
-    .bind(&details.idempotency_key)
-    .bind(details.resource_id)
-    .bind(&details.resource_type)
-    .bind(details.subject_id)
-    .bind(&details.subject_type)
-    .bind(&details.metadata)
-    .execute(connection)
-    .await
-    .context("can't write to the table emitted")?;
+/// Remembers emits in their transaction, after their outbox rows were written: so `emitted_at` here is never before the outbox's.
+pub async fn remember(connection: &mut PgConnection, said: &[Said]) -> anyhow::Result<()> {
+    let mut insert = QueryBuilder::<Postgres>::new(
+        "INSERT INTO emitted (tenant_id, record_id, metric, kind, value, occurred_at, fate, source, idempotency_key,
+         resource_id, resource_type, subject_id, subject_type, metadata) ",
+    );
+    insert.push_values(said, |mut row, said| {
+        let (content, details) = (&said.content, &said.content.details);
+        row.push_bind(said.tenant).push_bind(said.record_id).push_bind(&content.metric);
+        row.push_bind(content.kind.as_str());
+        row.push_bind(content.value.to_string()).push_unseparated("::numeric");
+        row.push_bind(clock::from_micros(content.timestamp)).push_bind(said.fate.as_str());
+        row.push_bind(&details.source).push_bind(&details.idempotency_key);
+        row.push_bind(details.resource_id).push_bind(&details.resource_type);
+        row.push_bind(details.subject_id).push_bind(&details.subject_type).push_bind(&details.metadata);
+    });
+    insert.build().execute(connection).await.context("can't write to the table emitted")?;
     Ok(())
 }
 

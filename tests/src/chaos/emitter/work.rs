@@ -13,6 +13,8 @@ use crate::workload::SOURCE;
 
 /// Tenants of a run.
 pub const TENANTS: usize = 8;
+/// A transaction of more records than this is one that says much of one thing, every other time.
+const MANY: u32 = 5;
 /// Records that a worker may repeat or contradict.
 const REMEMBERED: usize = 500;
 const COUNTERS: [&str; 3] = ["llm.requests", "llm.input_tokens", "llm.output_tokens"];
@@ -43,6 +45,17 @@ pub struct Emit {
 }
 
 impl Emit {
+    /// Whether both may be written by one call of the client.
+    pub fn joins(&self, other: &Self) -> bool {
+        let subject = |emit: &Self| {
+            let details = &emit.content.details;
+            (details.subject_id, details.subject_type.clone())
+        };
+        [self, other].iter().all(|emit| emit.door == Door::Rust)
+            && (self.tenant, &self.content.metric) == (other.tenant, &other.content.metric)
+            && subject(self) == subject(other)
+    }
+
     fn key(&self) -> Option<&String> {
         self.content.details.idempotency_key.as_ref()
     }
@@ -63,18 +76,24 @@ pub struct Worker {
     /// Prefix of all keys.
     name: String,
     next: u64,
+    /// Records of a transaction, at most.
+    most: u32,
     kept: VecDeque<Emit>,
 }
 
 impl Worker {
-    pub fn new(random: StdRng, tenants: Vec<Uuid>, name: String) -> Self {
-        Self { random, tenants, name, next: 0, kept: VecDeque::new() }
+    pub fn new(random: StdRng, tenants: Vec<Uuid>, name: String, most: u32) -> Self {
+        Self { random, tenants, name, next: 0, most, kept: VecDeque::new() }
     }
 
     /// The next transaction, at `now` on a clock that is wrong by `hours`.
     pub fn plan(&mut self, now: i64, hours: i64) -> Plan {
-        let count = self.random.random_range(1..=5);
-        let mut emits: Vec<Emit> = (0..count).map(|_| self.emit(now, hours)).collect();
+        let count = self.random.random_range(1..=self.most);
+        let mut emits: Vec<Emit> = if count > MANY && self.random.random_ratio(1, 2) {
+            self.much_of_one(now, count)
+        } else {
+            (0..count).map(|_| self.emit(now, hours)).collect()
+        };
         // Two copies in one transaction lie side by side in the topic.
         if self.random.random_ratio(1, 20) {
             emits.extend(emits.iter().find(|emit| emit.key().is_some()).cloned());
@@ -125,6 +144,23 @@ impl Worker {
                 self.fresh(now, hours, if gauge { Kind::Gauge } else { Kind::Counter })
             }
         }
+    }
+
+    /// One caller reports one metric of one tenant, as a gateway does that collects for a while.
+    fn much_of_one(&mut self, now: i64, count: u32) -> Vec<Emit> {
+        let mut emits: Vec<Emit> = (0..count).map(|_| self.fresh(now, 0, Kind::Counter)).collect();
+        if let Some((first, rest)) = emits.split_first_mut() {
+            first.door = Door::Rust;
+            for emit in rest {
+                emit.door = Door::Rust;
+                emit.tenant = first.tenant;
+                emit.content.metric.clone_from(&first.content.metric);
+                let details = &first.content.details;
+                emit.content.details.subject_id = details.subject_id;
+                emit.content.details.subject_type.clone_from(&details.subject_type);
+            }
+        }
+        emits
     }
 
     fn fresh(&mut self, now: i64, hours: i64, kind: Kind) -> Emit {
@@ -213,7 +249,7 @@ mod tests {
     const NOW: i64 = 1_790_000_000_000_000;
 
     fn emits(hours: i64) -> Vec<Emit> {
-        let mut worker = Worker::new(StdRng::seed_from_u64(5), tenants(5, TENANTS), "e".into());
+        let mut worker = Worker::new(StdRng::seed_from_u64(5), tenants(5, TENANTS), "e".into(), MANY);
         let mut emits = Vec::new();
         for _ in 0..2_000 {
             let plan = worker.plan(NOW, hours);
@@ -304,8 +340,20 @@ mod tests {
     }
 
     #[test]
+    fn some_large_transactions_say_much_of_one_thing_and_all_say_new_things() {
+        let mut worker = Worker::new(StdRng::seed_from_u64(7), tenants(7, TENANTS), "e".into(), 100);
+        let plans: Vec<Plan> = (0..200).map(|_| worker.plan(NOW, 0)).collect();
+        let runs = |plan: &Plan| plan.emits.chunk_by(Emit::joins).map(<[Emit]>::len).max();
+        assert!(plans.iter().filter(|plan| runs(plan) > Some(50)).count() > 20);
+        assert!(plans.iter().any(|plan| plan.emits.len() > 50 && runs(plan) < Some(10)));
+        let fresh = plans.iter().filter(|plan| runs(plan) > Some(50)).flat_map(|plan| &plan.emits);
+        let keys: Vec<&String> = fresh.filter_map(Emit::key).collect();
+        assert!(keys.iter().collect::<BTreeSet<_>>().len() > keys.len() * 9 / 10, "few are repeats");
+    }
+
+    #[test]
     fn every_transaction_says_something_and_some_are_long_or_rolled_back() {
-        let mut worker = Worker::new(StdRng::seed_from_u64(6), tenants(6, TENANTS), "e".into());
+        let mut worker = Worker::new(StdRng::seed_from_u64(6), tenants(6, TENANTS), "e".into(), MANY);
         let plans: Vec<Plan> = (0..1_000).map(|_| worker.plan(NOW, 0)).collect();
         assert!(plans.iter().all(|plan| !plan.emits.is_empty()));
         assert!(plans.iter().any(|plan| plan.open_for.is_some()));
