@@ -1,5 +1,5 @@
 //! The contract between usage sources, the consumer and the readers: record types, ids, exact quantities, times, the Avro
-//! codec, signatures, partitioning and the names on the wire. No runtime, no Kafka.
+//! codec, signatures, partitioning, usage types with their rules, and the names on the wire. No runtime, no Kafka.
 
 pub mod codec;
 pub mod frame;
@@ -14,7 +14,10 @@ pub mod record;
 pub mod schema;
 mod serde_text;
 pub mod signature;
+pub mod strict_json;
 pub mod time;
+pub mod types_registry;
+pub mod usage_type;
 pub mod validate;
 
 pub use marker::Marker;
@@ -22,4 +25,6 @@ pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, Severity};
 pub use record::{Kind, RecordRef, UsageRecord};
 pub use time::{Timestamp, TimestampError};
+pub use types_registry::{RegistryError, TypesRegistry};
+pub use usage_type::{CompiledType, Rules, TypeVersion, UsageType, Violation};
 pub use validate::{Bounds, Invalid};
