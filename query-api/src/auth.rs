@@ -7,10 +7,12 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use usage_access::{Scope, SecurityContext};
+use usage_access::SecurityContext;
+use usage_access::policy::Action;
 use uuid::Uuid;
 
 use crate::failure::Failure;
+use crate::grant::{Grant, Named};
 use crate::state::App;
 
 /// The tenant of a request once it is known, for the log line and the metrics of the request.
@@ -23,25 +25,24 @@ impl SeenTenant {
     }
 }
 
-/// The verified caller.
+/// The verified caller of an endpoint, who may nothing yet.
 #[derive(Debug)]
-pub struct Caller(pub SecurityContext);
+pub struct Caller {
+    context: SecurityContext,
+    action: Action,
+}
 
 impl Caller {
-    /// Allows `action` to those who hold the scope.
+    /// Asks whether the caller may do what the endpoint is for, and within which bounds.
     ///
     /// # Errors
-    /// 403 that names the action.
-    pub fn may(&self, scope: Scope, action: &str) -> Result<(), Failure> {
-        if self.0.has(scope) {
-            return Ok(());
-        }
-        tracing::info!(tenant_id = %self.0.tenant_id, operation = action, decision = "denied", "authorization");
-        Err(Failure::missing_scope(action, scope.as_str()))
+    /// 403 or 503, see [`Grant::ask`].
+    pub async fn may(&self, app: &App, named: Named<'_>) -> Result<Grant, Failure> {
+        Grant::ask(app.policy.as_ref(), &self.context, self.action, named).await
     }
 
     pub fn tenant_id(&self) -> Uuid {
-        self.0.tenant_id
+        self.context.tenant_id
     }
 }
 
@@ -49,13 +50,24 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
-        match parts.extensions.get() {
-            Some(Verified(outcome)) => outcome.clone().map(Self),
+        let context = match parts.extensions.get() {
+            Some(Verified(outcome)) => outcome.clone()?,
             // Nobody looked: the middleware is not on this route.
-            None => Err(Failure::unauthenticated("the token was not looked at", None)),
+            None => return Err(Failure::unauthenticated("the token was not looked at", None)),
+        };
+        match parts.extensions.get() {
+            Some(Asks(action)) => Ok(Self { context, action: *action }),
+            None => {
+                tracing::error!("a route says of no action what it is for");
+                Err(usage_service::problem::Problem::internal().into())
+            }
         }
     }
 }
+
+/// What an endpoint is for; the router sets it on each of its routes.
+#[derive(Debug, Clone, Copy)]
+pub struct Asks(pub Action);
 
 /// The caller, or what is wrong with the token, known before the handler: to its rate limits too.
 #[derive(Debug, Clone)]
@@ -123,17 +135,5 @@ mod tests {
             let failure = bearer(&headers(values)).unwrap_err();
             assert_eq!(failure.0.status().as_u16(), 401, "{values:?}");
         }
-    }
-
-    #[test]
-    fn a_missing_scope_is_refused_with_its_name() {
-        let caller = Caller(SecurityContext::for_tenant(
-            Uuid::from_u128(1),
-            usage_access::Scopes::NONE.with(Scope::Read),
-        ));
-        assert!(caller.may(Scope::Read, "reading usage").is_ok());
-        let failure = caller.may(Scope::Types, "registering a usage type").unwrap_err();
-        assert_eq!(failure.0.status().as_u16(), 403);
-        assert!(failure.0.to_string().contains("usage:types"));
     }
 }

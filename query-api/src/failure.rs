@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use usage_access::policy::Action;
 use usage_service::error_chain;
 use usage_service::problem::{Problem, kinds};
 use usage_storage::StorageError;
@@ -13,7 +14,7 @@ use crate::params::{MORE_FAULTS, ParameterError};
 use crate::registry::RegistryError;
 use crate::zones::OutOfCalendar;
 
-/// When a caller should ask again after storage or the control database was away.
+/// When a caller should ask again after storage, the control database or the policy decision point was away.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// A problem on its way out of a handler; boxed, since answers are what is common.
@@ -47,11 +48,16 @@ impl Failure {
         challenged(Problem::unauthenticated().with_detail(detail), &challenge)
     }
 
-    /// 403: the token lacks a scope.
-    pub fn missing_scope(action: &str, scope: &str) -> Self {
-        let detail = format!("{action} was refused: the token lacks the scope `{scope}`");
-        let challenge = format!("Bearer realm=\"usage\", error=\"insufficient_scope\", scope=\"{scope}\"");
-        challenged(Problem::forbidden(detail), &challenge)
+    /// 403: not this action, or not this part of it. Always in the same words: a caller must not learn policies by asking.
+    pub fn refused(action: Action) -> Self {
+        let detail = format!("the action `{}` was refused", action.as_str());
+        challenged(Problem::forbidden(detail), "Bearer realm=\"usage\", error=\"insufficient_scope\"")
+    }
+
+    /// 503: whether the caller may is not known.
+    pub fn undecided() -> Self {
+        let detail = "whether this is allowed can't be decided at present, try again";
+        Problem::unavailable(detail, RETRY_AFTER).into()
     }
 }
 
@@ -214,11 +220,21 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_scope_names_the_action() {
-        let failure = Failure::missing_scope("registering a usage type", "usage:types");
-        assert!(failure.0.to_string().contains("registering a usage type was refused"));
+    fn a_refusal_names_the_action_and_nothing_else() {
+        let failure = Failure::refused(Action::RegisterType);
+        assert!(failure.0.to_string().ends_with("the action `register_type` was refused"));
+        assert_eq!(failure.0.errors(), []);
         let response = failure.into_response();
         assert_eq!(response.status().as_u16(), 403);
         assert!(response.headers()["www-authenticate"].to_str().unwrap().contains("insufficient_scope"));
+    }
+
+    #[test]
+    fn what_is_not_decided_may_be_asked_again() {
+        let response = Failure::undecided().into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["retry-after"]),
+            (503, &"5".parse().unwrap())
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Usage over HTTP: aggregates, records, usage types, health (design section 9).
 //!
-//! A request goes through [`observe`] (ids, log line, metrics, problems), [`auth`] (token and scope), a strict reader of its
-//! parameters ([`query`], [`raw_query`], [`body`]) and then to storage, of which only the trait is known here. Windows are cut
+//! A request goes through [`observe`] (ids, log line, metrics, problems), [`auth`] (token), [`grant`] (the policy's
+//! decision), a strict reader of its parameters ([`query`], [`raw_query`], [`body`]) and then to storage, of which only the trait
+//! is known here. Windows are cut
 //! in [`windows`]; storage only buckets by them.
 
 pub mod accept;
@@ -16,6 +17,7 @@ pub mod cursor;
 pub mod decimal;
 pub mod failure;
 pub mod filters;
+pub mod grant;
 pub mod hints;
 pub mod observe;
 pub mod pages;
@@ -27,6 +29,7 @@ pub mod raw_query;
 pub mod records;
 pub mod registry;
 pub mod routes;
+pub mod scopes;
 pub mod server;
 pub mod shared;
 pub mod state;

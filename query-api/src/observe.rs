@@ -123,7 +123,7 @@ fn as_problem(response: Response, path: &str) -> Response {
 }
 
 fn nearest_path(path: &str) -> &'static str {
-    nearest(path, crate::app::PATHS.iter().copied()).unwrap_or("/v1/usage/aggregated")
+    nearest(path, crate::app::paths()).unwrap_or("/v1/usage/aggregated")
 }
 
 /// Bounded, whatever a caller invents.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use ethnum::I256;
 use usage_storage::{AggregateQuery, AggregateRow, Measure, RowKey, StorageError, Windows};
-use uuid::Uuid;
 
 use crate::decimal::{average, plain};
 use crate::failure::Failure;
+use crate::filters::Filters;
+use crate::grant::Grant;
 use crate::query::{AggregatedQuery, Aggregation, Fill};
 use crate::registry::{Catalog, Types};
 use crate::store::Store;
@@ -36,8 +37,10 @@ pub struct Page {
 pub struct Pages {
     store: Store,
     catalog: Arc<Catalog>,
-    tenant_id: Uuid,
+    grant: Grant,
     query: Arc<AggregatedQuery>,
+    /// Those of the query, narrowed to what the caller may see.
+    narrowed: Filters,
     types: Types,
     /// Rows of a page.
     page_rows: usize,
@@ -49,12 +52,12 @@ impl Pages {
     pub fn new(
         store: Store,
         catalog: Arc<Catalog>,
-        tenant_id: Uuid,
+        (grant, narrowed): (Grant, Filters),
         query: Arc<AggregatedQuery>,
         types: Types,
         page_rows: usize,
     ) -> Self {
-        Self { store, catalog, tenant_id, query, types, page_rows, groups: None }
+        Self { store, catalog, grant, query, narrowed, types, page_rows, groups: None }
     }
 
     /// The same pages for a body under way, see [`Store::for_stream`].
@@ -188,10 +191,10 @@ impl Pages {
         after: Option<RowKey>,
         limit: usize,
     ) -> Result<Vec<AggregateRow>, Failure> {
-        let filters = &self.query.filters;
+        let filters = &self.narrowed;
         let counted = self.catalog.partition_counts().await?;
         let question = AggregateQuery {
-            tenant_id: self.tenant_id,
+            tenant_id: self.grant.tenant_id(),
             metrics: filters.metrics.clone(),
             from: part.from,
             to: part.to,
@@ -207,7 +210,7 @@ impl Pages {
             after,
             limit,
         };
-        let rows = self.store.aggregate(&question).await?;
+        let rows = self.store.aggregate(&self.grant, &question).await?;
         if self.catalog.still_hold(&counted).await? { Ok(rows) } else { Err(Failure::grown()) }
     }
 

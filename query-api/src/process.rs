@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use secrecy::ExposeSecret as _;
 use usage_access::TokenVerifier;
+use usage_access::policy::PolicyDecisionPoint;
 use usage_control::Control;
 use usage_service::CancellationToken;
 use usage_service::breaker::BreakerConfig;
@@ -20,6 +21,7 @@ use crate::config::Config;
 use crate::cursor::Cursors;
 use crate::rates::{self, Rules};
 use crate::registry::Catalog;
+use crate::scopes::ByScope;
 use crate::server::Server;
 use crate::state::{App, Limits};
 use crate::store::{Bounds, Store};
@@ -57,10 +59,12 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
         ..Bounds::default()
     };
     let store = Store::new(PLUGIN, storage.reader(), bounds);
+    let policy: Arc<dyn PolicyDecisionPoint> = Arc::new(ByScope);
     let health = Health::new(telemetry);
-    watch(&health, &store, &catalog);
+    watch(&health, &store, &catalog, &policy);
     let app = App {
         verifier: Arc::new(verifier),
+        policy,
         store,
         catalog,
         cursors: Cursors::new(config.api.cursor_key.expose_secret().as_bytes()),
@@ -82,16 +86,32 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     server.run(shutdown).await.context("the API's listener failed")
 }
 
-/// Ready means: both stores answer.
-fn watch(health: &Health, store: &Store, catalog: &Arc<Catalog>) {
+/// Ready means: storage, the control database with its usage types, and the policy decision point answer.
+pub fn watch(health: &Health, store: &Store, catalog: &Arc<Catalog>, policy: &Arc<dyn PolicyDecisionPoint>) {
     let store = store.clone();
     health.check_storage(PLUGIN, move || {
         let store = store.clone();
         async move { store.probe().await.map_err(|error| error_chain(&error)) }
     });
-    let catalog = catalog.clone();
+    let pinged = catalog.clone();
     health.check("control_database", move || {
+        let pinged = pinged.clone();
+        async move { pinged.ping().await.map_err(|error| error_chain(&error)) }
+    });
+    let catalog = catalog.clone();
+    health.check("types_registry", move || {
         let catalog = catalog.clone();
-        async move { catalog.ping().await.map_err(|error| error_chain(&error)) }
+        async move { catalog.types().await.map(drop).map_err(|error| error_chain(&error)) }
+    });
+    let policy = policy.clone();
+    health.check("policy", move || {
+        let policy = policy.clone();
+        async move {
+            policy.ready().await.map_err(|error| {
+                // Strangers may ask whether the process is ready; where the decision point is and what it said is for the log.
+                tracing::warn!(error = %error_chain(&error), "the policy decision point is not ready");
+                "it can't decide at present".to_owned()
+            })
+        }
     });
 }

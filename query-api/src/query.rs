@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 use usage_storage::{GroupBy, Measure};
-use uuid::Uuid;
 
 use crate::cursor::QueryHash;
 use crate::filters::Filters;
+use crate::grant::Grant;
 use crate::params::{ParameterError, Params, unknown_value};
 use crate::windows::{Cut, WindowSize};
 use crate::zones::Zone;
@@ -126,14 +126,14 @@ impl AggregatedQuery {
     }
 
     /// What a cursor of this query is bound to.
-    pub fn hash(&self, tenant_id: Uuid) -> QueryHash {
+    pub fn hash(&self, grant: &Grant) -> QueryHash {
         let group_by =
             [self.group_by.metric, self.group_by.source, self.group_by.subject, self.group_by.resource];
         let size = self.size.map(|size| size as u8);
         QueryHash::of(
             "aggregated",
             &(
-                tenant_id,
+                grant,
                 (self.from, self.to),
                 (self.aggregation, size, self.zone.name()),
                 group_by,

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::cursor::QueryHash;
 use crate::filters::Filters;
+use crate::grant::Grant;
 use crate::params::{ParameterError, Params};
 
 /// Every parameter of the path.
@@ -71,28 +72,34 @@ impl RawQuery {
     }
 
     /// What a cursor of this query is bound to. The limit is not part of it: a caller may go on in other steps.
-    pub fn hash(&self, tenant_id: Uuid) -> QueryHash {
+    pub fn hash(&self, grant: &Grant) -> QueryHash {
         let status = match self.status {
             StatusFilter::Active => 0,
             StatusFilter::Inactive => 1,
             StatusFilter::All => 2,
         };
-        QueryHash::of("raw", &(tenant_id, self.from, self.to, status, &self.filters))
+        QueryHash::of("raw", &(grant, self.from, self.to, status, &self.filters))
     }
 
-    /// The question in storage's terms.
-    pub fn question(&self, tenant_id: Uuid, after: Option<Position>, limit: usize) -> StorageQuery {
+    /// The question in storage's terms, with filters that were narrowed to what the caller may see.
+    pub fn question(
+        &self,
+        tenant_id: Uuid,
+        narrowed: &Filters,
+        after: Option<Position>,
+        limit: usize,
+    ) -> StorageQuery {
         StorageQuery {
             tenant_id,
-            metrics: self.filters.metrics.clone(),
+            metrics: narrowed.metrics.clone(),
             from: self.from,
             to: self.to,
             status: self.status,
-            sources: self.filters.sources.clone(),
-            subject_ids: self.filters.subject_ids.clone(),
-            subject_types: self.filters.subject_types.clone(),
-            resource_ids: self.filters.resource_ids.clone(),
-            resource_types: self.filters.resource_types.clone(),
+            sources: narrowed.sources.clone(),
+            subject_ids: narrowed.subject_ids.clone(),
+            subject_types: narrowed.subject_types.clone(),
+            resource_ids: narrowed.resource_ids.clone(),
+            resource_types: narrowed.resource_types.clone(),
             after,
             limit,
         }
@@ -155,12 +162,12 @@ mod tests {
 
     #[test]
     fn a_cursor_is_bound_to_everything_but_the_limit() {
-        let tenant = Uuid::from_u128(1);
-        let hash = |rest: &str| read(rest).unwrap().hash(tenant);
+        let of = |tenant| Grant::unbounded(Uuid::from_u128(tenant));
+        let hash = |rest: &str| read(rest).unwrap().hash(&of(1));
         assert_eq!(hash("limit=5"), hash("limit=7"));
         assert_ne!(hash(""), hash("status=all"));
         assert_ne!(hash(""), hash("metric=a"));
         assert_ne!(hash("resource_type=a"), hash("subject_type=a"));
-        assert_ne!(hash(""), read("").unwrap().hash(Uuid::from_u128(2)));
+        assert_ne!(hash(""), read("").unwrap().hash(&of(2)));
     }
 }

@@ -14,6 +14,7 @@ use usage_service::problem::{Problem, kinds};
 
 use crate::accept::Format;
 use crate::failure::Failure;
+use crate::grant::Grant;
 use crate::hints::nearest;
 use crate::params::{Params, shortened};
 use crate::registry::{Catalog, Types};
@@ -44,15 +45,20 @@ fn no_parameters(raw: Option<&str>) -> Result<(), Failure> {
 /// Unknown metrics of one question that get a hint: each is compared with all registered names.
 const HINTS: usize = 3;
 
-/// The registered types, if all of `metrics` are among them; `parameter` named them.
-async fn registered(catalog: &Catalog, parameter: &str, metrics: &[String]) -> Result<Types, Failure> {
+/// The registered types, if all of `metrics` are among them; `parameter` named them. Hints are what the caller may see.
+async fn registered(
+    catalog: &Catalog,
+    grant: &Grant,
+    parameter: &str,
+    metrics: &[String],
+) -> Result<Types, Failure> {
     let types = catalog.types_with(metrics).await?;
     let unknown: Vec<&String> = metrics.iter().filter(|metric| !types.contains_key(*metric)).collect();
     if unknown.is_empty() {
         return Ok(types);
     }
     let hint = |(at, metric): (usize, &String)| {
-        let known = types.keys().map(String::as_str);
+        let known = types.keys().map(String::as_str).filter(|name| grant.has_metric(name));
         let hint = if at < HINTS { nearest(metric, known) } else { None };
         let metric = shortened(metric);
         match hint {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use usage_access::TokenVerifier;
+use usage_access::policy::PolicyDecisionPoint;
 use usage_limits::http::RateLimitLayer;
 
 use crate::allowances::Allowances;
@@ -31,6 +32,8 @@ impl Default for Limits {
 #[derive(Clone)]
 pub struct App {
     pub verifier: Arc<TokenVerifier>,
+    /// Asked by every endpoint.
+    pub policy: Arc<dyn PolicyDecisionPoint>,
     pub store: Store,
     pub catalog: Arc<Catalog>,
     pub cursors: Cursors,

@@ -9,13 +9,15 @@ use tokio::sync::Semaphore;
 use usage_service::breaker::BreakerConfig;
 use usage_service::fail_point;
 use usage_service::metric_names::STORAGE_READ_SECONDS;
+use usage_service::problem::Problem;
 use usage_storage::{
     AggregateQuery, AggregateRow, GuardedReader, RawQuery, Reader, SourceWatermark, StorageError,
-    StoredRecord,
+    StoredRecord, WatermarkQuery,
 };
 use uuid::Uuid;
 
 use crate::failure::Failure;
+use crate::grant::Grant;
 
 /// Bounds of all questions together.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +49,8 @@ impl Default for Bounds {
     }
 }
 
-/// The read side of storage; each call ends within the bounds. Clones share them.
+/// The read side of storage; each call ends within the bounds, and asks for nothing that the caller was not granted. Clones
+/// share them.
 #[derive(Clone)]
 pub struct Store {
     reader: Arc<GuardedReader>,
@@ -76,7 +79,12 @@ impl Store {
     ///
     /// # Errors
     /// The reader's, no answer in time, or no turn.
-    pub async fn aggregate(&self, query: &AggregateQuery) -> Result<Vec<AggregateRow>, Failure> {
+    pub async fn aggregate(
+        &self,
+        grant: &Grant,
+        query: &AggregateQuery,
+    ) -> Result<Vec<AggregateRow>, Failure> {
+        granted(grant.holds(query.tenant_id, &query.metrics, &query.sources))?;
         self.bounded("aggregated", query.tenant_id, self.reader.aggregate(query)).await
     }
 
@@ -84,24 +92,29 @@ impl Store {
     ///
     /// # Errors
     /// The reader's, no answer in time, or no turn.
-    pub async fn raw(&self, query: &RawQuery) -> Result<Vec<StoredRecord>, Failure> {
+    pub async fn raw(&self, grant: &Grant, query: &RawQuery) -> Result<Vec<StoredRecord>, Failure> {
+        granted(grant.holds(query.tenant_id, &query.metrics, &query.sources))?;
         self.bounded("raw", query.tenant_id, self.reader.raw(query)).await
     }
 
-    /// See [`Reader::record`].
+    /// See [`Reader::record`]; a record beyond the bounds is not there.
     ///
     /// # Errors
     /// The reader's, no answer in time, or no turn.
-    pub async fn record(&self, tenant_id: Uuid, record_id: Uuid) -> Result<Option<StoredRecord>, Failure> {
-        self.bounded("record", tenant_id, self.reader.record(tenant_id, record_id)).await
+    pub async fn record(&self, grant: &Grant, record_id: Uuid) -> Result<Option<StoredRecord>, Failure> {
+        let tenant_id = grant.tenant_id();
+        let found = self.bounded("record", tenant_id, self.reader.record(tenant_id, record_id)).await?;
+        Ok(found.filter(|record| grant.covers(record)))
     }
 
-    /// See [`Reader::watermarks`].
+    /// See [`Reader::watermarks`]; of what the bounds let through.
     ///
     /// # Errors
-    /// The reader's, no answer in time, or no turn.
-    pub async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, Failure> {
-        self.bounded("watermarks", tenant_id, self.reader.watermarks(tenant_id)).await
+    /// The reader's, no answer in time, no turn, or 422 as [`Grant::narrow`].
+    pub async fn watermarks(&self, grant: &Grant) -> Result<Vec<SourceWatermark>, Failure> {
+        let query = grant.watermarks()?;
+        granted(grant.holds(query.tenant_id, &query.metrics, &query.sources))?;
+        self.bounded("watermarks", query.tenant_id, self.reader.watermarks(&query)).await
     }
 
     /// One cheap round trip as the reading user, for readiness: what this process needs, with no other rights. It does not
@@ -111,7 +124,7 @@ impl Store {
     /// Storage does not answer, or not in time, or its circuit is open; once that is half open, this is its probe.
     pub async fn probe(&self) -> Result<(), StorageError> {
         // Nobody's tenant: nothing is found, but everything on the way was there.
-        self.reader.watermarks(Uuid::nil()).await.map(drop)
+        self.reader.watermarks(&WatermarkQuery::of_tenant(Uuid::nil())).await.map(drop)
     }
 
     async fn bounded<T>(
@@ -136,6 +149,15 @@ impl Store {
         metrics::histogram!(STORAGE_READ_SECONDS, "query_type" => query_type).record(asked.elapsed());
         answer.map_err(Failure::from)
     }
+}
+
+/// The last look before storage is asked: no handler can forget the bounds.
+fn granted(holds: bool) -> Result<(), Failure> {
+    if holds {
+        return Ok(());
+    }
+    tracing::error!("a question goes beyond what its caller was granted, and is not asked");
+    Err(Problem::internal().into())
 }
 
 /// The turns of each tenant that has a question under way; others take no room.

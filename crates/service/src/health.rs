@@ -3,7 +3,7 @@
 //! A check is either asked at each look (an async closure) or told by the process (a [`Flag`]). All checks run at most once
 //! every [`FRESH`], whoever asks; each has [`CHECK_WITHIN`] to answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -269,20 +269,22 @@ fn log_change(before: Option<&Report>, now: &Report) {
 }
 
 async fn live(State(health): State<Health>) -> Response {
-    answer("live", &health.live())
+    answer("live", &health.live(), &health.inner.live)
 }
 
 async fn ready(State(health): State<Health>) -> Response {
-    answer("ready", &health.ready().await)
+    answer("ready", &health.ready().await, &health.inner.ready)
 }
 
-fn answer(word: &str, report: &Report) -> Response {
+/// What fails with its reason, beside the names of all that was looked at.
+fn answer(word: &str, report: &Report, checks: &Mutex<Vec<Check>>) -> Response {
     let (status, word) = if report.is_empty() {
         (StatusCode::OK, word.to_string())
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, format!("not {word}"))
     };
-    let body = Json(serde_json::json!({ "status": word, "failing": report }));
+    let checks: BTreeSet<String> = lock(checks).iter().map(|check| check.name.clone()).collect();
+    let body = Json(serde_json::json!({ "status": word, "failing": report, "checks": checks }));
     (status, [(header::CACHE_CONTROL, "no-store")], body).into_response()
 }
 

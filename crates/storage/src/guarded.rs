@@ -14,7 +14,10 @@ use usage_service::breaker::{BreakerConfig, CircuitBreaker, Permit};
 use usage_service::metric_names::STORAGE_BREAKER_OPEN;
 use uuid::Uuid;
 
-use crate::{AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord};
+use crate::{
+    AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
+    WatermarkQuery,
+};
 
 /// How long the cheap look may take that tells a slow question from a backend that does not answer.
 const LOOK_WITHIN: Duration = Duration::from_secs(2);
@@ -99,7 +102,8 @@ fn speaks_against(error: Option<&StorageError>) -> bool {
 fn look(guard: &Arc<Guard>) -> JoinHandle<bool> {
     let guard = Arc::clone(guard);
     tokio::spawn(async move {
-        let asked = guard.inner.watermarks(Uuid::nil());
+        let nobodys = WatermarkQuery::of_tenant(Uuid::nil());
+        let asked = guard.inner.watermarks(&nobodys);
         let answer =
             tokio::time::timeout(guard.look_within, asked).await.unwrap_or(Err(StorageError::Timeout));
         let failed = speaks_against(answer.as_ref().err());
@@ -155,8 +159,8 @@ impl Reader for GuardedReader {
         self.call(self.guard.inner.record(tenant_id, record_id)).await
     }
 
-    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
-        self.call(self.guard.inner.watermarks(tenant_id)).await
+    async fn watermarks(&self, query: &WatermarkQuery) -> Result<Vec<SourceWatermark>, StorageError> {
+        self.call(self.guard.inner.watermarks(query)).await
     }
 }
 

@@ -23,7 +23,7 @@ pub use maintenance::{
 };
 pub use query::{
     AggregateQuery, AggregateRow, GroupBy, Measure, PartitionCounts, RawQuery, RowKey, SourceWatermark,
-    StatusFilter, StoredRecord, Windows,
+    StatusFilter, StoredRecord, WatermarkQuery, Windows,
 };
 
 /// A storage backend.
@@ -141,6 +141,6 @@ pub trait Reader: Send + Sync {
     /// One record of the tenant, whatever its status.
     async fn record(&self, tenant_id: Uuid, record_id: Uuid) -> Result<Option<StoredRecord>, StorageError>;
 
-    /// Counts and latest times per source of the tenant, ascending by source.
-    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError>;
+    /// Counts and latest times per source of the tenant, ascending by source; a source without such records has none.
+    async fn watermarks(&self, query: &WatermarkQuery) -> Result<Vec<SourceWatermark>, StorageError>;
 }

@@ -166,11 +166,27 @@ pub struct StoredRecord {
     pub version: u32,
 }
 
+/// Whose watermarks are asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatermarkQuery {
+    pub tenant_id: Uuid,
+    /// Filters: empty = no filter, else any of.
+    pub metrics: Vec<String>,
+    pub sources: Vec<String>,
+}
+
+impl WatermarkQuery {
+    /// All of a tenant's.
+    pub fn of_tenant(tenant_id: Uuid) -> Self {
+        Self { tenant_id, metrics: Vec::new(), sources: Vec::new() }
+    }
+}
+
 /// What has arrived from a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceWatermark {
     pub source: String,
-    /// Every stored record, inactive ones too.
+    /// Every stored record that the filters let through, inactive ones too.
     pub records: u64,
     pub latest_timestamp: i64,
     pub latest_ingested_at: i64,

@@ -78,11 +78,11 @@ fn an_empty_range_has_no_windows() {
 
 #[test]
 fn equal_questions_hash_equally_and_no_others() {
-    let tenant = Uuid::from_u128(1);
-    let base = read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(tenant);
+    let own = Grant::unbounded(Uuid::from_u128(1));
+    let base = read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(&own);
     assert_eq!(
         base,
-        read("group_by=source&group_by=metric&metric=b&metric=a&window_size=HOUR").unwrap().hash(tenant)
+        read("group_by=source&group_by=metric&metric=b&metric=a&window_size=HOUR").unwrap().hash(&own)
     );
     for other in [
         "metric=a&group_by=metric,source&window_size=PT1H",
@@ -95,11 +95,13 @@ fn equal_questions_hash_equally_and_no_others() {
         "metric=a&metric=b&group_by=metric,source&window_size=PT1H&window_time_zone=Africa/Cairo",
         "metric=a&metric=b&group_by=metric,source&window_size=PT1H&subject_type=x",
     ] {
-        assert_ne!(base, read(other).unwrap().hash(tenant), "{other}");
+        assert_ne!(base, read(other).unwrap().hash(&own), "{other}");
     }
     assert_ne!(
         base,
-        read("metric=a&metric=b&group_by=metric,source&window_size=PT1H").unwrap().hash(Uuid::from_u128(2))
+        read("metric=a&metric=b&group_by=metric,source&window_size=PT1H")
+            .unwrap()
+            .hash(&Grant::unbounded(Uuid::from_u128(2)))
     );
 }
 

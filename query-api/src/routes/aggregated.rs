@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::{RawQuery, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use usage_access::Scope;
 use usage_storage::RowKey;
 
 use super::{internal, json, registered, streamed};
@@ -14,6 +13,7 @@ use crate::answer::{Answer, csv_header, csv_rows};
 use crate::auth::Caller;
 use crate::csv::Writer;
 use crate::failure::Failure;
+use crate::grant::Named;
 use crate::pages::Pages;
 use crate::query::{AggregatedQuery, Aggregation};
 use crate::registry::Types;
@@ -27,18 +27,23 @@ pub async fn get(
     headers: HeaderMap,
     RawQuery(raw): RawQuery,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Read, "reading aggregated usage")?;
+    // Faults are told to those who may ask at all.
+    let query = AggregatedQuery::read(raw.as_deref(), app.limits.window_days);
+    let named = Named::filters(query.as_ref().ok().map(|query| &query.filters));
+    let grant = caller.may(&app, named).await?;
     let format = negotiate(&headers, &[Format::Json, Format::Csv])?;
-    let query = Arc::new(AggregatedQuery::read(raw.as_deref(), app.limits.window_days)?);
-    let types = registered(&app.catalog, "metric", &query.filters.metrics).await?;
+    let query = Arc::new(query?);
+    let narrowed = grant.narrow(&query.filters)?;
+    let types = registered(&app.catalog, &grant, "metric", &query.filters.metrics).await?;
     same_unit(&query, &types)?;
-    let hash = query.hash(caller.tenant_id());
+    let hash = query.hash(&grant);
     let after: Option<RowKey> =
         query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
+    let sources = narrowed.sources.clone();
     let mut pages = Pages::new(
         app.store.clone(),
         app.catalog.clone(),
-        caller.tenant_id(),
+        (grant, narrowed),
         query.clone(),
         types,
         app.limits.aggregated_rows,
@@ -46,7 +51,7 @@ pub async fn get(
     // CSV has rows only. Progress comes before the rows: what it says is complete is among them.
     let complete_until = match format {
         Format::Csv => None,
-        _ => app.catalog.completeness().await?.complete_until(&query.filters.sources),
+        _ => app.catalog.completeness().await?.complete_until(&sources),
     };
     // The first page comes before the head of the answer, so that what fails at once is a problem.
     let page = pages.page(after).await?;

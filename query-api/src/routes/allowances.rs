@@ -5,7 +5,6 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
-use usage_access::Scope;
 use usage_limits::{PeriodUse, Window};
 use usage_service::error_chain;
 use usage_service::problem::Problem;
@@ -15,6 +14,7 @@ use crate::accept::{Format, negotiate};
 use crate::allowances::Meter;
 use crate::auth::Caller;
 use crate::failure::Failure;
+use crate::grant::{Grant, Named};
 use crate::params::{Params, unknown_value};
 use crate::state::App;
 use crate::zones::Zone;
@@ -61,14 +61,14 @@ pub async fn get(
     RawQuery(raw): RawQuery,
     subject: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Read, "reading allowances")?;
+    let grant = caller.may(&app, Named::NOTHING).await?;
     negotiate(&headers, &[Format::Json])?;
     let Some(allowances) = &app.allowances else {
         return Err(Problem::not_found("this service was given no table of allowances").into());
     };
-    let (wanted, periods) = read(raw.as_deref(), allowances.meters())?;
+    let (wanted, periods) = read(raw.as_deref(), allowances.meters(), &grant)?;
     let subject = subject.map(|Path(subject)| subject).unwrap_or_default();
-    if !is_own(&subject, &caller.tenant_id().to_string()) {
+    if !is_own(&subject, &grant.tenant_id().to_string()) {
         return Err(Problem::not_found("the tenant has no allowances under this subject").into());
     }
     let mut answers = Vec::new();
@@ -83,11 +83,13 @@ pub async fn get(
     json(&Answer { subject: &subject, allowances: answers })
 }
 
-/// The meters that are asked for, all by default, and how many periods.
-fn read<'a>(raw: Option<&str>, meters: &'a [Meter]) -> Result<(Vec<&'a Meter>, u32), Failure> {
+/// The meters that are asked for, all that the caller may see by default, and how many periods. A meter is bounded as a metric is.
+fn read<'a>(raw: Option<&str>, meters: &'a [Meter], grant: &Grant) -> Result<(Vec<&'a Meter>, u32), Failure> {
     let mut params = Params::parse(raw, &["meter", "periods"]);
     let names = params.many("meter");
-    let known: Vec<&str> = meters.iter().map(|meter| meter.name.as_str()).collect();
+    names.iter().try_for_each(|name| grant.metric(name))?;
+    let visible = || meters.iter().filter(|meter| grant.has_metric(&meter.name));
+    let known: Vec<&str> = visible().map(|meter| meter.name.as_str()).collect();
     for name in names.iter().filter(|name| !known.contains(&name.as_str())) {
         params.reject("meter", "unknown_value", unknown_value(name, &known));
     }
@@ -95,7 +97,7 @@ fn read<'a>(raw: Option<&str>, meters: &'a [Meter]) -> Result<(Vec<&'a Meter>, u
     if !matches!(periods, Ok(1..=MOST_PERIODS)) {
         params.reject("periods", "out_of_range", format!("a whole number from 1 to {MOST_PERIODS}"));
     }
-    let wanted = meters.iter().filter(|meter| names.is_empty() || names.contains(&meter.name)).collect();
+    let wanted = visible().filter(|meter| names.is_empty() || names.contains(&meter.name)).collect();
     Ok(params.finish(periods.ok().map(|periods| (wanted, periods)))?)
 }
 

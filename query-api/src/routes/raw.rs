@@ -7,15 +7,15 @@ use axum::extract::{RawQuery as RawQueryString, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
-use usage_access::Scope;
 use usage_storage::StoredRecord;
-use uuid::Uuid;
 
 use super::{internal, json, registered, streamed};
 use crate::accept::{Format, negotiate};
 use crate::auth::Caller;
 use crate::csv::Writer;
 use crate::failure::Failure;
+use crate::filters::Filters;
+use crate::grant::{Grant, Named};
 use crate::raw_query::{Position, RawQuery};
 use crate::records::{JsonRecord, csv_header, csv_record};
 use crate::state::App;
@@ -41,16 +41,21 @@ pub async fn get(
     headers: HeaderMap,
     RawQueryString(raw): RawQueryString,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Read, "reading usage records")?;
-    let format = negotiate(&headers, &[Format::Json, Format::Csv, Format::NdJson])?;
-    let query = Arc::new(RawQuery::read(raw.as_deref(), format != Format::Json)?);
-    registered(&app.catalog, "metric", &query.filters.metrics).await?;
-    let hash = query.hash(caller.tenant_id());
+    // Faults are told to those who may ask at all.
+    let format = negotiate(&headers, &[Format::Json, Format::Csv, Format::NdJson]);
+    let streamed_whole = format.as_ref().is_ok_and(|format| *format != Format::Json);
+    let query = RawQuery::read(raw.as_deref(), streamed_whole);
+    let named = Named::filters(query.as_ref().ok().map(|query| &query.filters));
+    let grant = caller.may(&app, named).await?;
+    let (format, query) = (format?, Arc::new(query?));
+    let narrowed = grant.narrow(&query.filters)?;
+    registered(&app.catalog, &grant, "metric", &query.filters.metrics).await?;
+    let hash = query.hash(&grant);
     let after: Option<Position> =
         query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;
     let limit = if format == Format::Json { query.page_rows() } else { STREAM_ROWS };
     let store = app.store.clone();
-    let pages = Pages { store, tenant_id: caller.tenant_id(), query: query.clone(), format, limit };
+    let pages = Pages { store, grant, narrowed, query: query.clone(), format, limit };
     // The first page comes before the head of the answer, so that what fails at once is a problem.
     let (records, next) = pages.page(after).await?;
     if format != Format::Json {
@@ -69,7 +74,9 @@ pub async fn get(
 
 struct Pages {
     store: Store,
-    tenant_id: Uuid,
+    grant: Grant,
+    /// Those of the query, narrowed to what the caller may see.
+    narrowed: Filters,
     query: Arc<RawQuery>,
     format: Format,
     limit: usize,
@@ -88,7 +95,8 @@ impl Pages {
         if self.query.from == self.query.to {
             return Ok((Vec::new(), None));
         }
-        let records = self.store.raw(&self.query.question(self.tenant_id, after, self.limit)).await?;
+        let question = self.query.question(self.grant.tenant_id(), &self.narrowed, after, self.limit);
+        let records = self.store.raw(&self.grant, &question).await?;
         let full = records.len() >= self.limit;
         let next = records.last().filter(|_| full).map(|record| (record.timestamp, record.record_id));
         Ok((records, next))

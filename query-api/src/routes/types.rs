@@ -7,7 +7,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
-use usage_access::Scope;
 use usage_control::{ControlError, NewUsageType, Registration, UsageType};
 use usage_schemas::{Kind, Timestamp};
 use usage_service::problem::{Problem, kinds};
@@ -17,6 +16,7 @@ use crate::accept::{Format, negotiate};
 use crate::auth::Caller;
 use crate::body::{Members, object, pointer};
 use crate::failure::Failure;
+use crate::grant::Named;
 use crate::hints::nearest;
 use crate::state::App;
 
@@ -49,18 +49,19 @@ struct Answer<'a> {
     data: Vec<JsonType<'a>>,
 }
 
-/// All registered types, ascending by name.
+/// All registered types that the caller may see, ascending by name.
 pub async fn list(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
     RawQuery(raw): RawQuery,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Read, "reading usage types")?;
+    let grant = caller.may(&app, Named::NOTHING).await?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
     let types = app.catalog.types().await?;
-    json(&Answer { data: types.values().map(JsonType::new).collect() })
+    let visible = types.values().filter(|found| grant.has_metric(&found.name));
+    json(&Answer { data: visible.map(JsonType::new).collect() })
 }
 
 /// One registered type.
@@ -71,11 +72,12 @@ pub async fn get(
     RawQuery(raw): RawQuery,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Read, "reading a usage type")?;
+    let name = [name.map(|Path(name)| name).unwrap_or_default()];
+    let grant = caller.may(&app, Named::metric(&name[0])).await?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
-    let name = [name.map(|Path(name)| name).unwrap_or_default()];
-    let types = registered(&app.catalog, "name", &name).await?;
+    grant.metric(&name[0])?;
+    let types = registered(&app.catalog, &grant, "name", &name).await?;
     match types.get(&name[0]) {
         Some(found) => json(&JsonType::new(found)),
         None => Err(Problem::not_found("no usage type has this name").into()),
@@ -90,10 +92,11 @@ pub async fn post(
     RawQuery(raw): RawQuery,
     body: Body,
 ) -> Result<Response, Failure> {
-    caller.may(Scope::Types, "registering a usage type")?;
+    let grant = caller.may(&app, Named::NOTHING).await?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
     let new = read(object(&headers, body, app.limits.body_bytes).await?)?;
+    grant.metric(&new.name)?;
     let registration = app.catalog.register(&new).await?;
     let status = match &registration {
         Registration::Created(_) => StatusCode::CREATED,

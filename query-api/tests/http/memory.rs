@@ -11,7 +11,7 @@ use usage_query_api::registry::{Registry, RegistryError};
 use usage_schemas::{Kind, Quantity};
 use usage_storage::{
     AggregateQuery, AggregateRow, PartitionCounts, RawQuery, Reader, RowKey, SourceWatermark, StatusFilter,
-    StorageError, StoredRecord, Windows,
+    StorageError, StoredRecord, WatermarkQuery, Windows,
 };
 use uuid::Uuid;
 
@@ -36,6 +36,15 @@ pub struct Memory {
     mood: Mutex<Mood>,
     changes: watch::Sender<()>,
     calls: watch::Sender<usize>,
+    questions: Mutex<Vec<Question>>,
+}
+
+/// What storage was asked for; empty filters are none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    pub tenant_id: Uuid,
+    /// `None`: a single record by its id.
+    pub filters: Option<(Vec<String>, Vec<String>)>,
 }
 
 impl Memory {
@@ -56,6 +65,22 @@ impl Memory {
     /// Returns once it was asked so often.
     pub async fn asked(&self, times: usize) {
         self.calls.subscribe().wait_for(|calls| *calls >= times).await.unwrap();
+    }
+
+    /// What it was asked since this was called last.
+    pub fn questions(&self) -> Vec<Question> {
+        std::mem::take(&mut *lock(&self.questions))
+    }
+
+    async fn asks(
+        &self,
+        tenant_id: Uuid,
+        metrics: &[String],
+        sources: &[String],
+    ) -> Result<(), StorageError> {
+        let filters = Some((metrics.to_vec(), sources.to_vec()));
+        lock(&self.questions).push(Question { tenant_id, filters });
+        self.behave(tenant_id).await
     }
 
     async fn behave(&self, tenant_id: Uuid) -> Result<(), StorageError> {
@@ -112,7 +137,7 @@ fn window_of(windows: &Windows, from: i64, timestamp: i64) -> i64 {
 #[async_trait]
 impl Reader for Memory {
     async fn aggregate(&self, query: &AggregateQuery) -> Result<Vec<AggregateRow>, StorageError> {
-        self.behave(query.tenant_id).await?;
+        self.asks(query.tenant_id, &query.metrics, &query.sources).await?;
         assert!(query.from < query.to, "an empty range is not storage's business");
         let found = self.select(|record| {
             record.active
@@ -161,7 +186,7 @@ impl Reader for Memory {
     }
 
     async fn raw(&self, query: &RawQuery) -> Result<Vec<StoredRecord>, StorageError> {
-        self.behave(query.tenant_id).await?;
+        self.asks(query.tenant_id, &query.metrics, &query.sources).await?;
         let mut found = self.select(|record| {
             record.tenant_id == query.tenant_id
                 && (query.from..query.to).contains(&record.timestamp)
@@ -184,14 +209,20 @@ impl Reader for Memory {
     }
 
     async fn record(&self, tenant_id: Uuid, record_id: Uuid) -> Result<Option<StoredRecord>, StorageError> {
+        lock(&self.questions).push(Question { tenant_id, filters: None });
         self.behave(tenant_id).await?;
         Ok(self.select(|record| record.tenant_id == tenant_id && record.record_id == record_id).pop())
     }
 
-    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
-        self.behave(tenant_id).await?;
+    async fn watermarks(&self, query: &WatermarkQuery) -> Result<Vec<SourceWatermark>, StorageError> {
+        self.asks(query.tenant_id, &query.metrics, &query.sources).await?;
         let mut sources: BTreeMap<String, SourceWatermark> = BTreeMap::new();
-        for record in self.select(|record| record.tenant_id == tenant_id) {
+        let found = self.select(|record| {
+            record.tenant_id == query.tenant_id
+                && any_of(&query.metrics, Some(&record.metric))
+                && any_of(&query.sources, Some(&record.source))
+        });
+        for record in found {
             let found = sources.entry(record.source.clone()).or_insert(SourceWatermark {
                 source: record.source,
                 records: 0,
@@ -213,6 +244,7 @@ pub struct MemoryRegistry {
     away: Mutex<bool>,
     hangs: Mutex<bool>,
     reads: Mutex<usize>,
+    calls: Mutex<usize>,
     count_reads: Mutex<usize>,
     completeness: Mutex<Completeness>,
     completeness_reads: Mutex<usize>,
@@ -233,6 +265,11 @@ impl MemoryRegistry {
     /// What the workers and the sources have come to.
     pub fn set_completeness(&self, completeness: Completeness) {
         *lock(&self.completeness) = completeness;
+    }
+
+    /// How often it was asked anything, but for readiness.
+    pub fn calls(&self) -> usize {
+        *lock(&self.calls)
     }
 
     /// How often the types were asked for.
@@ -267,6 +304,7 @@ impl MemoryRegistry {
     }
 
     async fn answers(&self) -> Result<(), RegistryError> {
+        *lock(&self.calls) += 1;
         let (hangs, away) = (*lock(&self.hangs), *lock(&self.away));
         if hangs {
             std::future::pending::<()>().await;
@@ -326,7 +364,9 @@ impl Registry for MemoryRegistry {
     }
 
     async fn ping(&self) -> Result<(), RegistryError> {
-        self.answers().await
+        let pinged = self.answers().await;
+        *lock(&self.calls) -= 1;
+        pinged
     }
 }
 

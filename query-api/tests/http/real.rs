@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use usage_access::policy::Constraints;
 use usage_control::testing::TestDatabase;
 use usage_devstack::testing;
 use usage_query_api::store::Bounds;
@@ -18,6 +19,7 @@ use usage_storage::{PlannedBatch, Rows, Storage as _, StoredRecord};
 use uuid::Uuid;
 
 use crate::memory::record;
+use crate::policy::Says;
 use crate::support::{Harness, Setup, router};
 
 const PARTITIONS: i32 = 12;
@@ -68,6 +70,31 @@ impl Databases {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    /// The API over these databases, with the tenant, the policies and the usage types of a harness over memory.
+    pub async fn api(&self, like: &Harness, page_rows: usize) -> Harness {
+        let patient = Duration::from_secs(60);
+        let bounds = Bounds { timeout: patient, ..Bounds::default() };
+        let policy = like.policy.clone();
+        let setup = Setup { timeout: patient, bounds, policy: policy.clone(), ..Setup::page_rows(page_rows) };
+        let control = self.control.control().await;
+        let real = Harness {
+            router: router(setup, self.storage.reader(), Arc::new(control)),
+            memory: like.memory.clone(),
+            registry: like.registry.clone(),
+            policy,
+            tenant: like.tenant,
+        };
+        for (name, kind, unit) in
+            [("tokens", "counter", "token"), ("bytes", "counter", "byte"), ("level", "gauge", "percent")]
+        {
+            let answer = real
+                .post("/v1/usage/types", &format!(r#"{{"name":"{name}","kind":"{kind}","unit":"{unit}"}}"#))
+                .await;
+            assert_eq!(answer.status.as_u16(), 201, "{}", answer.text);
+        }
+        real
     }
 
     /// Writes the records as a worker does: a batch per partition and call, rolled up if asked.
@@ -215,6 +242,32 @@ fn questions() -> Vec<(String, &'static str)> {
     questions
 }
 
+/// Asks both everything; they must say the same, and, unless something named may be refused, that it went well. The number of
+/// bytes that were compared.
+async fn compare(memory: &Harness, real: &Harness, may_refuse: bool) -> usize {
+    let mut compared = 0;
+    for (question, accept) in questions() {
+        let mut path = format!("/v1/usage/{question}");
+        // Some pages of each, so that cursors meet both implementations.
+        for _ in 0..2 {
+            let (expected, found) = (memory.get_as(&path, accept).await, real.get_as(&path, accept).await);
+            assert_eq!(found.status, expected.status, "{path}: {}", found.text);
+            if may_refuse && found.status.as_u16() == 403 {
+                break;
+            }
+            assert_eq!(found.status.as_u16(), 200, "{path}: {}", found.text);
+            assert_eq!(found.text, expected.text, "{path} ({accept})");
+            compared += expected.text.len();
+            let next = (accept == "application/json")
+                .then(|| expected.json()["next_cursor"].as_str().map(str::to_owned))
+                .flatten();
+            let Some(cursor) = next else { break };
+            path = format!("/v1/usage/{question}&cursor={cursor}");
+        }
+    }
+    compared
+}
+
 #[tokio::test]
 async fn real_storage_answers_as_memory_does() {
     let databases = Databases::create().await;
@@ -233,42 +286,32 @@ async fn real_storage_answers_as_memory_does() {
     for sample in &written {
         memory.memory.add(sample.clone());
     }
-    let control = databases.control.control().await;
-    let patient = Duration::from_secs(60);
-    let bounds = Bounds { timeout: patient, ..Bounds::default() };
-    let setup = Setup { timeout: patient, bounds, ..Setup::page_rows(200) };
-    let real = Harness {
-        router: router(setup, databases.storage.reader(), Arc::new(control)),
-        memory: memory.memory.clone(),
-        registry: memory.registry.clone(),
-        tenant: memory.tenant,
-    };
-    for (name, kind, unit) in
-        [("tokens", "counter", "token"), ("bytes", "counter", "byte"), ("level", "gauge", "percent")]
-    {
-        let answer = real
-            .post("/v1/usage/types", &format!(r#"{{"name":"{name}","kind":"{kind}","unit":"{unit}"}}"#))
-            .await;
-        assert_eq!(answer.status.as_u16(), 201, "{}", answer.text);
-    }
+    let real = databases.api(&memory, 200).await;
 
-    let mut compared = 0;
-    for (question, accept) in questions() {
-        let mut path = format!("/v1/usage/{question}");
-        // Some pages of each, so that cursors meet both implementations.
-        for _ in 0..2 {
-            let (expected, found) = (memory.get_as(&path, accept).await, real.get_as(&path, accept).await);
-            assert_eq!(found.status.as_u16(), 200, "{path}: {}", found.text);
-            assert_eq!(found.text, expected.text, "{path} ({accept})");
-            compared += expected.text.len();
-            let next = (accept == "application/json")
-                .then(|| expected.json()["next_cursor"].as_str().map(str::to_owned))
-                .flatten();
-            let Some(cursor) = next else { break };
-            path = format!("/v1/usage/{question}&cursor={cursor}");
-        }
-    }
+    let compared = compare(&memory, &real, false).await;
     assert!(compared > 1_000_000, "only {compared} bytes were compared");
+    // Bounds are filters of both; the second ones are as many names, and as long ones, as a question may have.
+    memory.policy.says(Says::limited(&["level", "tokens"], &["edge", "gateway"]));
+    let compared = compare(&memory, &real, true).await;
+    assert!(compared > 200_000, "only {compared} bytes were compared");
+    let long = |first: &'static str, rest: [&'static str; 2]| -> Vec<String> {
+        let filler = (0..998).map(|at| format!("{first}{at:0>127}"));
+        filler.chain(rest.map(str::to_owned)).collect()
+    };
+    let (metrics, sources) = (long("m", ["bytes", "tokens"]), long("s", ["batch", "gateway"]));
+    let texts = |names: &[String]| Some(names.iter().cloned().collect());
+    let wide = Constraints { metrics: texts(&metrics), sources: texts(&sources), ..Constraints::default() };
+    memory.policy.says(Says::Permit(wide));
+    for path in [
+        "aggregated?from=2025-03-25T00:00:00Z&to=2025-05-04T00:00:00Z&group_by=metric,source&window_size=P1D",
+        "raw?from=2025-03-25T00:00:00Z&to=2025-05-04T00:00:00Z",
+        "metadata/watermarks",
+    ] {
+        let path = format!("/v1/usage/{path}");
+        let (expected, found) = (memory.get(&path).await, real.get(&path).await);
+        assert_eq!((found.status.as_u16(), &found.text), (200, &expected.text), "{path}");
+    }
+    memory.policy.says(Says::ByScope);
 
     for sample in written.iter().step_by(97) {
         let path = format!("/v1/usage/records/{}", sample.record_id);

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tower::ServiceExt as _;
+use usage_access::policy::PolicyDecisionPoint;
 use usage_access::{
     Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, KeyFiles, Scope, Scopes, TokenSigner, TokenVerifier,
 };
@@ -18,6 +19,7 @@ use usage_query_api::allowances::Allowances;
 use usage_query_api::app;
 use usage_query_api::config::{Config, SETTINGS};
 use usage_query_api::cursor::Cursors;
+use usage_query_api::process::watch;
 use usage_query_api::registry::{Catalog, Registry};
 use usage_query_api::state::{App, Limits};
 use usage_query_api::store::{Bounds, Store};
@@ -29,6 +31,7 @@ use usage_storage::Reader;
 use uuid::Uuid;
 
 use crate::memory::{Memory, MemoryRegistry};
+use crate::policy::Scripted;
 
 /// How the API under test is set up.
 pub struct Setup {
@@ -40,6 +43,7 @@ pub struct Setup {
     pub cache: Duration,
     pub rates: RateLimitLayer,
     pub allowances: Option<Arc<Allowances>>,
+    pub policy: Arc<Scripted>,
 }
 
 impl Default for Setup {
@@ -52,6 +56,7 @@ impl Default for Setup {
             cache: Duration::from_secs(5),
             rates: RateLimitLayer::new(),
             allowances: None,
+            policy: Arc::default(),
         }
     }
 }
@@ -67,6 +72,7 @@ pub struct Harness {
     pub router: Router,
     pub memory: Arc<Memory>,
     pub registry: Arc<MemoryRegistry>,
+    pub policy: Arc<Scripted>,
     pub tenant: Uuid,
 }
 
@@ -82,16 +88,19 @@ impl Harness {
         registry.put("tokens", Kind::Counter, "token");
         registry.put("bytes", Kind::Counter, "byte");
         registry.put("level", Kind::Gauge, "percent");
+        let policy = setup.policy.clone();
         let router = router(setup, memory.clone(), registry.clone());
-        Self { router, memory, registry, tenant: Uuid::new_v4() }
+        Self { router, memory, registry, policy, tenant: Uuid::new_v4() }
     }
 
-    /// Another instance over the same stores.
-    pub fn instance(&self, setup: Setup) -> Self {
+    /// Another instance over the same stores and policies.
+    pub fn instance(&self, mut setup: Setup) -> Self {
+        setup.policy = self.policy.clone();
         Self {
             router: router(setup, self.memory.clone(), self.registry.clone()),
             memory: self.memory.clone(),
             registry: self.registry.clone(),
+            policy: self.policy.clone(),
             tenant: self.tenant,
         }
     }
@@ -106,6 +115,7 @@ impl Harness {
             router: self.router.clone(),
             memory: self.memory.clone(),
             registry: self.registry.clone(),
+            policy: self.policy.clone(),
             tenant: Uuid::new_v4(),
         }
     }
@@ -213,16 +223,15 @@ impl Answer {
 
 pub fn router(setup: Setup, reader: Arc<dyn Reader>, registry: Arc<dyn Registry>) -> Router {
     let catalog = Arc::new(Catalog::new(registry, setup.cache, setup.timeout));
+    let store = Store::new("memory", reader, setup.bounds);
+    let policy: Arc<dyn PolicyDecisionPoint> = setup.policy;
     let health = Health::new(Telemetry::detached());
-    let pinged = catalog.clone();
-    health.check("control_database", move || {
-        let pinged = pinged.clone();
-        async move { pinged.ping().await.map_err(|error| error.to_string()) }
-    });
+    watch(&health, &store, &catalog, &policy);
     let verifier = TokenVerifier::from_file(&keys().jwks, DEFAULT_ISSUER, DEFAULT_AUDIENCE).unwrap();
     let app = App {
         verifier: Arc::new(verifier),
-        store: Store::new("memory", reader, setup.bounds),
+        policy,
+        store,
         catalog,
         cursors: Cursors::new(setup.cursor_key),
         limits: setup.limits,

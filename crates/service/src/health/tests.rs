@@ -37,7 +37,13 @@ async fn a_process_is_ready_once_its_checks_pass() {
     health.check("control_database", || async { Ok(()) });
     fresh(&health).await;
     let (status, body) = ready(&health).await;
-    assert_eq!((status, body), (StatusCode::OK, serde_json::json!({"status": "ready", "failing": {}})));
+    assert_eq!(
+        (status, body),
+        (
+            StatusCode::OK,
+            serde_json::json!({"status": "ready", "failing": {}, "checks": ["control_database"]})
+        )
+    );
 }
 
 #[tokio::test]
@@ -49,7 +55,8 @@ async fn failing_checks_are_named_with_their_reason() {
     let (status, body) = ready(&health).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     let failing = serde_json::json!({"kafka": "starting", "storage": "connection refused"});
-    assert_eq!(body, serde_json::json!({"status": "not ready", "failing": failing}));
+    let checks = ["control_database", "kafka", "storage"];
+    assert_eq!(body, serde_json::json!({"status": "not ready", "failing": failing, "checks": checks}));
     flag.pass();
     assert_eq!(fresh(&health).await.into_keys().collect::<Vec<_>>(), ["storage"]);
     flag.fail("no partition assigned");

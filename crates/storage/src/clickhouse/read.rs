@@ -29,7 +29,10 @@ use super::{
     client::{Client, Profile},
     config::ClickHouseConfig,
 };
-use crate::{AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord};
+use crate::{
+    AggregateQuery, AggregateRow, RawQuery, Reader, SourceWatermark, StorageError, StoredRecord,
+    WatermarkQuery,
+};
 
 /// Answers questions as the reading user.
 #[derive(Clone)]
@@ -67,7 +70,7 @@ impl Reader for ClickHouseReader {
         self.session.bounded(raw::record(&self.session, tenant_id, record_id)).await
     }
 
-    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
-        self.session.bounded(watermarks::watermarks(&self.session, tenant_id)).await
+    async fn watermarks(&self, query: &WatermarkQuery) -> Result<Vec<SourceWatermark>, StorageError> {
+        self.session.bounded(watermarks::watermarks(&self.session, query)).await
     }
 }

@@ -56,8 +56,8 @@ impl Reader for Double {
         self.behave(tenant_id).await.map(|()| None)
     }
 
-    async fn watermarks(&self, tenant_id: Uuid) -> Result<Vec<SourceWatermark>, StorageError> {
-        self.behave(tenant_id).await.map(|()| Vec::new())
+    async fn watermarks(&self, query: &WatermarkQuery) -> Result<Vec<SourceWatermark>, StorageError> {
+        self.behave(query.tenant_id).await.map(|()| Vec::new())
     }
 }
 
@@ -93,7 +93,10 @@ async fn five_failures_in_a_row_open_it_and_a_probe_closes_it() {
     }
     assert_eq!(open_for(ask(&reader).await), Some(30 * SECOND));
     tokio::time::advance(10 * SECOND).await;
-    assert_eq!(open_for(reader.watermarks(TENANT).await.map(drop)), Some(20 * SECOND));
+    assert_eq!(
+        open_for(reader.watermarks(&WatermarkQuery::of_tenant(TENANT)).await.map(drop)),
+        Some(20 * SECOND)
+    );
     assert_eq!(double.asked(), (5, 0), "an open circuit asks nothing");
 
     // Still away: the probe fails, and the callers wait anew.

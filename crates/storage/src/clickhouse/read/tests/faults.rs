@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{aggregates::everything, database::Database, pages::everything_of};
 use crate::{
-    Reader as _, StorageError,
+    Reader as _, StorageError, WatermarkQuery,
     clickhouse::{
         ClickHouseReader,
         client::{Client, Profile},
@@ -29,7 +29,7 @@ async fn errors(reader: &ClickHouseReader) -> Vec<StorageError> {
         reader.aggregate(&everything()).await.unwrap_err(),
         reader.raw(&everything_of(tenant)).await.unwrap_err(),
         reader.record(tenant, tenant).await.unwrap_err(),
-        reader.watermarks(tenant).await.unwrap_err(),
+        reader.watermarks(&WatermarkQuery::of_tenant(tenant)).await.unwrap_err(),
     ]
 }
 

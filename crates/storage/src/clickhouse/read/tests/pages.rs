@@ -6,9 +6,12 @@ use uuid::Uuid;
 use super::{
     database::Database,
     model,
-    samples::{DAY, DAYS, Pools, START, generator, random_samples, random_time, record, sample},
+    samples::{DAY, DAYS, Pools, START, Sample, generator, random_samples, random_time, record, sample},
 };
-use crate::{RawQuery, Reader, SourceWatermark, StatusFilter, StoredRecord, clickhouse::ClickHouseReader};
+use crate::{
+    RawQuery, Reader, SourceWatermark, StatusFilter, StoredRecord, WatermarkQuery,
+    clickhouse::ClickHouseReader,
+};
 
 const TENANTS: [Uuid; 2] = [
     Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0011),
@@ -127,27 +130,48 @@ async fn a_record_is_found_by_its_id_and_tenant() {
     database.drop().await;
 }
 
+/// What the samples say, of the sources and metrics that a query asks for.
+fn watermarks(samples: &[Sample], query: &WatermarkQuery) -> Vec<SourceWatermark> {
+    let wanted = |filter: &[String], name: &String| filter.is_empty() || filter.contains(name);
+    let mut sources = Pools::new().sources;
+    sources.sort_unstable();
+    let of_source = |source: String| {
+        let records: Vec<&StoredRecord> = samples
+            .iter()
+            .map(|sample| &sample.record)
+            .filter(|record| record.tenant_id == query.tenant_id && record.source == source)
+            .filter(|record| wanted(&query.metrics, &record.metric) && wanted(&query.sources, &source))
+            .collect();
+        Some(SourceWatermark {
+            records: records.len() as u64,
+            latest_timestamp: records.iter().map(|record| record.timestamp).max()?,
+            latest_ingested_at: records.iter().map(|record| record.ingested_at).max()?,
+            source,
+        })
+    };
+    sources.into_iter().filter_map(of_source).collect()
+}
+
 #[tokio::test]
 async fn watermarks_count_every_record_of_a_source() {
     let database = Database::create().await;
     let samples = random_samples(&mut generator(13), TENANTS, 600);
     database.insert(&samples).await;
-    let mut expected: Vec<SourceWatermark> = Vec::new();
-    for source in &Pools::new().sources {
-        let of_source = || {
-            let records = samples.iter().map(|sample| &sample.record);
-            records.filter(|record| record.tenant_id == TENANTS[0] && record.source == *source)
-        };
-        expected.push(SourceWatermark {
-            source: source.clone(),
-            records: of_source().count() as u64,
-            latest_timestamp: of_source().map(|record| record.timestamp).max().unwrap(),
-            latest_ingested_at: of_source().map(|record| record.ingested_at).max().unwrap(),
-        });
-    }
-    expected.sort_by(|one, other| one.source.cmp(&other.source));
     let reader = database.reader(false);
-    assert_eq!(reader.watermarks(TENANTS[0]).await.unwrap(), expected);
-    assert_eq!(reader.watermarks(Uuid::from_u128(9)).await.unwrap(), []);
+    let all = WatermarkQuery::of_tenant(TENANTS[0]);
+    let expected = watermarks(&samples, &all);
+    assert_eq!(expected.len(), Pools::new().sources.len());
+    assert_eq!(reader.watermarks(&all).await.unwrap(), expected);
+    let Pools { sources, metrics, .. } = Pools::new();
+    for (metrics, sources) in [
+        (vec![metrics[0].clone()], vec![]),
+        (metrics[..2].to_vec(), vec![sources[0].clone(), "nobody".to_owned()]),
+        (vec![], vec![sources[1].clone()]),
+        (vec!["x') OR 1=1 --".to_owned()], vec![]),
+    ] {
+        let query = WatermarkQuery { metrics, sources, ..all.clone() };
+        assert_eq!(reader.watermarks(&query).await.unwrap(), watermarks(&samples, &query), "{query:?}");
+    }
+    assert_eq!(reader.watermarks(&WatermarkQuery::of_tenant(Uuid::from_u128(9))).await.unwrap(), []);
     database.drop().await;
 }
