@@ -17,12 +17,12 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::filters::Filters;
-use crate::params::is_name;
+use crate::params::{MOST_VALUES, is_name};
 
 /// How long a decision may take, whatever bounds the decision point has itself.
 const DECIDES_WITHIN: Duration = Duration::from_secs(5);
-/// Values of a bound that are put into one question to storage. Who has more must name what is wanted.
-const MOST_BOUNDS: usize = 1_000;
+/// Values of a bound that are put into one question to storage: as many as a caller may name. Who has more must name what is wanted.
+const MOST_BOUNDS: usize = MOST_VALUES;
 
 /// What a request is about, as far as it names one single metric or source.
 #[derive(Debug, Clone, Copy, Default)]

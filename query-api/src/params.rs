@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::hints::nearest;
 
 /// More values of one parameter than anybody types; keeps questions to storage bounded.
-const MOST_VALUES: usize = 100;
+pub const MOST_VALUES: usize = 100;
 /// More `name=value` pairs than a question with every filter full has.
 const MOST_PAIRS: usize = 1_000;
 /// Faults that are listed one by one; nobody reads more.

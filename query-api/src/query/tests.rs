@@ -1,3 +1,5 @@
+use uuid::Uuid;
+
 use super::*;
 
 const RANGE: &str = "from=2026-01-01T00:00:00Z&to=2026-02-01T00:00:00Z";

@@ -40,12 +40,12 @@ pub async fn get(
     let grant = caller.may(&app, Named::NOTHING).await?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
+    let visible = grant.narrow(&Filters::default())?.sources;
     // Progress first: what it says is complete is stored.
     let known = app.catalog.completeness().await?;
     let complete = |sources: &[String]| {
         known.complete_until(sources).map(|until| Timestamp::from_micros(until).to_string())
     };
-    let visible = grant.narrow(&Filters::default())?.sources;
     let sources = app.store.watermarks(&grant).await?;
     let sources = sources
         .into_iter()

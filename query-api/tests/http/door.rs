@@ -391,7 +391,7 @@ async fn readiness_names_its_components_and_fails_without_decisions() {
     let api = harness(Policy::Permit);
     api.registry.set_away(true);
     let (status, json, _) = ready(&api).await;
-    let failing: Vec<&String> = json["failing"].as_object().unwrap().keys().collect();
+    let failing: Vec<&str> = json["failing"].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!((status, failing), (503, vec!["control_database", "types_registry"]), "{json}");
 }
 

@@ -15,6 +15,7 @@ use usage_query_api::rates;
 use usage_service::problem::kinds;
 use uuid::Uuid;
 
+use crate::policy::Says;
 use crate::support::{Answer, Harness, Setup, bearer, config};
 
 fn url() -> String {
@@ -190,6 +191,21 @@ async fn a_tenant_reads_its_own_allowances() {
         {
             api.get(&format!("/v1/usage/allowances/{subject}")).await.problem(404, kinds::NOT_FOUND.slug);
         }
+        // A meter is bounded as a metric is, and allowances have no source to be bounded by.
+        api.policy.says(Says::limited(&["bytes", "mail_send"], &[]));
+        let bounded = api.get(&format!("{path}?periods=3")).await.json();
+        assert_eq!((bounded["allowances"].as_array().unwrap().len(), &bounded["allowances"][0]), (1, bytes));
+        for meter in ["mail_sent", "nothing", "bytes&meter=mail_sent"] {
+            let refused = api.get(&format!("{path}?meter={meter}")).await;
+            refused.problem(403, kinds::FORBIDDEN.slug);
+            assert_eq!(refused.detail(), "the action `read_allowances` was refused");
+        }
+        let fault = api.get(&format!("{path}?meter=mail_send")).await;
+        assert_eq!(fault.problem(400, kinds::INVALID_PARAMETER.slug), ["meter:unknown_value"]);
+        assert!(!fault.text.contains("mail_sent"), "{}", fault.text);
+        api.policy.says(Says::limited(&[], &["gateway"]));
+        api.get(&path).await.problem(403, kinds::FORBIDDEN.slug);
+        api.policy.says(Says::ByScope);
         sqlx::raw_sql("DROP TABLE mail_usage").execute(&pool).await.unwrap();
         api.get(&path).await.problem(503, kinds::UNAVAILABLE.slug);
         pool.close().await;

@@ -1,6 +1,7 @@
 //! Whatever is asked under whatever policy: nothing that is refused gets behind the door, and nothing gets out beyond the bounds.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -8,13 +9,16 @@ use proptest::collection::{btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use usage_access::Scopes;
-use usage_access::policy::Constraints;
+use usage_access::policy::{Action, Constraints};
+use usage_access::{Scopes, SecurityContext};
+use usage_query_api::grant::{Grant, Named};
+use usage_query_api::store::{Bounds, Store};
 use usage_schemas::Kind;
+use usage_storage::{RawQuery, StatusFilter};
 use uuid::Uuid;
 
-use crate::memory::record;
-use crate::policy::Says;
+use crate::memory::{Memory, record};
+use crate::policy::{Says, Scripted};
 use crate::support::{Answer, Harness, bearer};
 
 /// No name is part of another one, of a unit or of a parameter.
@@ -175,4 +179,47 @@ proptest! {
             check(&api, &says, &asked, &answer);
         });
     }
+}
+
+/// The last look, for the day on which a handler forgets the bounds.
+#[tokio::test]
+async fn a_question_beyond_the_grant_is_not_asked() {
+    let memory = Arc::new(Memory::default());
+    let store = Store::new("memory", memory.clone(), Bounds::default());
+    let policy = Scripted::default();
+    policy.says(Says::limited(&["alpha.count"], &["mill"]));
+    let context = SecurityContext::for_tenant(OWN, Scopes::NONE);
+    let grant = Grant::ask(&policy, &context, Action::Read, Named::NOTHING).await.unwrap();
+    let question = |tenant_id, metrics: &[&str], sources: &[&str]| {
+        let texts = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        RawQuery {
+            tenant_id,
+            metrics: texts(metrics),
+            from: 0,
+            to: 1,
+            status: StatusFilter::All,
+            sources: texts(sources),
+            subject_ids: Vec::new(),
+            subject_types: Vec::new(),
+            resource_ids: Vec::new(),
+            resource_types: Vec::new(),
+            after: None,
+            limit: 1,
+        }
+    };
+    for forgotten in [
+        question(OWN, &[], &["mill"]),
+        question(OWN, &["alpha.count"], &[]),
+        question(OWN, &["alpha.count", "beta.count"], &["mill"]),
+        question(OTHER, &["alpha.count"], &["mill"]),
+    ] {
+        assert_eq!(
+            store.raw(&grant, &forgotten).await.unwrap_err().0.status().as_u16(),
+            500,
+            "{forgotten:?}"
+        );
+    }
+    assert_eq!(memory.calls(), 0);
+    store.raw(&grant, &question(OWN, &["alpha.count"], &["mill"])).await.unwrap();
+    assert_eq!(memory.calls(), 1);
 }
