@@ -51,7 +51,7 @@ impl std::fmt::Display for Scope {
 }
 
 /// A set of scopes.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Scopes(u8);
 
 impl Scopes {

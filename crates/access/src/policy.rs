@@ -1,12 +1,32 @@
 //! The policy decision point: may this caller do this, and within which bounds?
 //!
 //! Every doubt is a refusal: no answer in time, an answer that can't be read, a policy that fails all deny.
+//!
+//! [`PolicyConfig::decision_point`] makes the point that a process asks: Cedar policies of a folder or the shipped ones
+//! (`EmbeddedPolicies`, feature `cedar`), or [`AuthZen`], each behind [`Cached`].
+
+mod authzen;
+mod bounds;
+mod cache;
+#[cfg(feature = "cedar")]
+mod embedded;
+mod measure;
+mod settings;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
 use crate::SecurityContext;
+
+pub use authzen::{AuthZen, AuthZenConfig};
+pub use cache::{CACHED_DECISIONS, Cached};
+#[cfg(feature = "cedar")]
+pub use embedded::{
+    DEFAULT_POLICIES, EmbeddedPolicies, Fault, LOOK_EVERY, Look, PolicyFolderError, SCHEMA as CEDAR_SCHEMA,
+};
+pub use settings::{PolicyConfig, PolicyConfigError, SETTINGS};
 
 /// What somebody wants to do. The words are the names of the actions in policies and in requests to a remote decision point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,6 +154,21 @@ pub trait PolicyDecisionPoint: Send + Sync {
     /// Counts the changes of the policies that this process knows of: part of the key of every cached decision.
     fn generation(&self) -> u64 {
         0
+    }
+}
+
+#[async_trait::async_trait]
+impl<P: PolicyDecisionPoint + ?Sized> PolicyDecisionPoint for Arc<P> {
+    async fn decide(&self, request: &PolicyRequest<'_>) -> Result<Decision, PolicyError> {
+        (**self).decide(request).await
+    }
+
+    async fn ready(&self) -> Result<(), PolicyError> {
+        (**self).ready().await
+    }
+
+    fn generation(&self) -> u64 {
+        (**self).generation()
     }
 }
 

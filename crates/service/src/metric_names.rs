@@ -149,6 +149,17 @@ metric! {
         "Age of the oldest stored record that is not rolled up."
     STORAGE_READ_SECONDS Histogram(SECONDS) ["query_type"] "storage_read_seconds"
         "Duration of one question to storage."
+    // policy decision point
+    POLICY_DECISIONS_TOTAL Counter ["point" "action" "decision"] "policy_decisions_total"
+        "Decisions that were not in the cache; point is embedded or remote, decision is permit, deny or error."
+    POLICY_DECISION_SECONDS Histogram(SECONDS) ["point"] "policy_decision_seconds"
+        "Duration of one decision that was not in the cache."
+    POLICY_CACHE_TOTAL Counter ["result"] "policy_cache_total"
+        "Questions to the cache of decisions; result is hit or miss."
+    POLICY_RELOADS_TOTAL Counter ["result"] "policy_reloads_total"
+        "Changes of the policy folder; result is taken or refused."
+    POLICY_FOLDER_REFUSED Gauge [] "policy_folder_refused"
+        "1 while the policy folder holds something that is refused and the policies before hold on, 0 otherwise."
     // query-api
     USAGE_QUERY_LATENCY_MS Histogram(MILLIS) ["tenant_id" "query_type"] "usage_query_latency_ms"
         "Milliseconds to answer a query; query_type is aggregated, raw, record or watermarks."

@@ -1,0 +1,188 @@
+//! Asks a decision point that speaks AuthZEN 1.0 (access evaluation). No answer, and any answer that is not understood, is no permission.
+
+mod wire;
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Certificate, Client, StatusCode, Url};
+use secrecy::{ExposeSecret as _, SecretString};
+use usage_service::trace::TraceId;
+use uuid::Uuid;
+
+use super::bounds;
+use super::measure;
+use super::{Action, Decision, PolicyDecisionPoint, PolicyError, PolicyRequest, Principal};
+use crate::{Scopes, SecurityContext};
+
+/// Where the evaluation lies under the point's address.
+const PATH: &str = "access/v1/evaluation";
+/// Bytes of an answer that are read: room for some thousand tenants.
+const ANSWER_BYTES: usize = 256 << 10;
+
+/// How to reach a decision point.
+#[derive(Debug, Clone)]
+pub struct AuthZenConfig {
+    /// `https://host[:port][/path]`, or `http://` to this machine; `/access/v1/evaluation` comes after it.
+    pub url: String,
+    /// Sent as bearer token.
+    pub token: Option<SecretString>,
+    /// Authorities that its certificate is trusted by; the system's if absent.
+    pub ca_file: Option<PathBuf>,
+    /// For one answer in whole.
+    pub timeout: Duration,
+}
+
+/// A decision point on another machine.
+#[derive(Debug)]
+pub struct AuthZen {
+    client: Client,
+    endpoint: Url,
+    authorization: Option<HeaderValue>,
+    timeout: Duration,
+}
+
+impl AuthZen {
+    /// # Errors
+    /// A sentence that names the setting (`policy.url`, …) which can't be used.
+    pub fn new(config: &AuthZenConfig) -> Result<Self, String> {
+        let endpoint = endpoint(&config.url).map_err(|detail| format!("policy.url {detail}"))?;
+        let authorization = match &config.token {
+            None => None,
+            Some(token) => {
+                let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
+                    .map_err(|_| "policy.token has characters that a header can't hold".to_owned())?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        // A redirect would send the question, and perhaps the token, where nobody configured it; a proxy as well.
+        let mut client = Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .https_only(endpoint.scheme() == "https");
+        if let Some(path) = &config.ca_file {
+            let wrong = |detail: String| format!("policy.ca_file {}: {detail}", path.display());
+            let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
+            let certificates =
+                Certificate::from_pem_bundle(&pem).map_err(|error| wrong(error.to_string()))?;
+            if certificates.is_empty() {
+                return Err(wrong("holds no certificate".into()));
+            }
+            client = client.tls_certs_only(certificates);
+        }
+        let client = client.build().map_err(|error| usage_service::error_chain(&error))?;
+        Ok(Self { client, endpoint, authorization, timeout: config.timeout })
+    }
+
+    async fn ask(&self, request: &PolicyRequest<'_>) -> Result<Decision, PolicyError> {
+        let question = wire::question(request).ok_or_else(|| invalid("the request speaks of no tenant"))?;
+        let body = serde_json::to_vec(&question).map_err(|error| invalid(error.to_string()))?;
+        match tokio::time::timeout(self.timeout, self.exchange(body)).await {
+            Ok(answer) => {
+                Ok(wire::constraints(&answer?)?
+                    .map_or(Decision::Deny, |found| bounds::decide([found], request)))
+            }
+            Err(_) => Err(PolicyError::Unavailable("no answer in time".into())),
+        }
+    }
+
+    async fn exchange(&self, body: Vec<u8>) -> Result<Vec<u8>, PolicyError> {
+        let mut question = self
+            .client
+            .post(self.endpoint.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json")
+            .body(body);
+        if let Some(authorization) = &self.authorization {
+            question = question.header(AUTHORIZATION, authorization.clone());
+        }
+        if let Some(trace) = TraceId::current() {
+            question = question.header("x-request-id", trace.to_string());
+        }
+        let mut answer = question.send().await.map_err(unavailable)?;
+        let status = answer.status();
+        if status != StatusCode::OK {
+            let passing = status.is_server_error()
+                || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS);
+            let detail = format!("status {}", status.as_u16());
+            return Err(if passing { PolicyError::Unavailable(detail.into()) } else { invalid(detail) });
+        }
+        let mut bytes = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(unavailable)? {
+            if bytes.len() + chunk.len() > ANSWER_BYTES {
+                return Err(invalid(format!("more than {ANSWER_BYTES} bytes")));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+}
+
+fn unavailable(error: reqwest::Error) -> PolicyError {
+    let error: Box<dyn Error + Send + Sync> = Box::new(error.without_url());
+    PolicyError::Unavailable(error)
+}
+
+fn invalid(detail: impl Into<String>) -> PolicyError {
+    PolicyError::InvalidAnswer { detail: detail.into() }
+}
+
+/// The evaluation endpoint under an address; else what is wrong with the address.
+pub(super) fn endpoint(url: &str) -> Result<Url, String> {
+    let mut url = Url::parse(url).map_err(|error| format!("is not an address: {error}"))?;
+    let local = url.host_str().is_some_and(is_this_machine);
+    match url.scheme() {
+        "https" => {}
+        "http" if local => {}
+        "http" => {
+            return Err(
+                "must be https: questions and answers would go in plain text to another machine".into()
+            );
+        }
+        _ => return Err("must begin with https://".into()),
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not hold a user or password; use policy.token".into());
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("must not have a query or fragment".into());
+    }
+    let path = format!("{}/{PATH}", url.path().trim_end_matches('/'));
+    url.set_path(&path);
+    Ok(url)
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[async_trait::async_trait]
+impl PolicyDecisionPoint for AuthZen {
+    async fn decide(&self, request: &PolicyRequest<'_>) -> Result<Decision, PolicyError> {
+        let start = Instant::now();
+        let answer = self.ask(request).await;
+        measure::decided("remote", request.action, start, &answer);
+        answer
+    }
+
+    /// Asks whether nobody may read: any decision will do, since it shows that the point answers and is understood.
+    async fn ready(&self) -> Result<(), PolicyError> {
+        let nobody = SecurityContext::for_tenant(Uuid::nil(), Scopes::NONE);
+        let request = PolicyRequest {
+            principal: Principal::Caller(&nobody),
+            action: Action::Read,
+            tenant_id: None,
+            metric: None,
+            source: None,
+        };
+        self.ask(&request).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests;
