@@ -1,7 +1,8 @@
 -- The outbox of a usage source, in the source's own database: Postgres 15 or newer, any schema (the first one of search_path).
 --
 -- Run by usage_producer::outbox::migrate, by `usagectl outbox migrate`, or by psql alone:
---   psql -1 -v ON_ERROR_STOP=1 -f 0001_outbox.sql -f 0002_usage_emit.sql -f 0003_completeness.sql "$DATABASE_URL"
+--   psql -1 -v ON_ERROR_STOP=1 -f 0001_outbox.sql -f 0002_usage_emit.sql -f 0003_completeness.sql -f 0004_source_quota.sql \
+--     "$DATABASE_URL"
 -- Parameter: the number of outbox partitions, 4 unless told otherwise. Before the first file, in the same session:
 --   SET usage_outbox.partitions = 8;        (or PGOPTIONS='-c usage_outbox.partitions=8')
 -- It can be changed later with usage_outbox_set_partitions(n).

@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i32, &str)] = &[
     (1, include_str!("../migrations/0001_outbox.sql")),
     (2, include_str!("../migrations/0002_usage_emit.sql")),
     (3, include_str!("../migrations/0003_completeness.sql")),
+    (4, include_str!("../migrations/0004_source_quota.sql")),
 ];
 
 /// Number of leaves of the outbox table; a leaf takes all rows of a minute in turn.

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use usage_access::{Scopes, SecurityContext};
 use usage_devstack::ClickHouse;
-use usage_producer::{NewRecord, UsageCollector};
+use usage_producer::NewRecord;
 use usage_schemas::Quantity;
 use usage_service::CancellationToken;
 use uuid::Uuid;
@@ -19,7 +19,7 @@ use crate::backlog;
 use crate::pipeline::{Options, Pipeline};
 use crate::report::percentile;
 use crate::source::{self, Work};
-use crate::workload::{SOURCE, tenants};
+use crate::workload::{self, tenants};
 
 /// How the outage goes.
 #[derive(Debug, Clone, Copy)]
@@ -148,7 +148,7 @@ async fn emitter(
     emitted: &AtomicU64,
     stop: &CancellationToken,
 ) -> anyhow::Result<[Vec<Duration>; 3]> {
-    let module = UsageCollector::new().for_module(SOURCE);
+    let module = workload::collector();
     let tenants = tenants(8, 50);
     let nanos = 1_000_000_000 * outage.per_transaction * WORKERS / outage.rate.max(1);
     let mut pace = tokio::time::interval(Duration::from_nanos(nanos.max(1)));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use usage_producer::{NewRecord, UsageCollector};
+use usage_producer::NewRecord;
 use usage_schemas::{Kind, Quantity, Timestamp};
 use usage_service::clock;
 use usage_tests::pipeline::{Options, Pipeline, RANGE};
@@ -151,7 +151,7 @@ async fn rust_and_sql_write_the_same_record() -> anyhow::Result<()> {
     let pipeline = Pipeline::prepare(Options::default()).await?;
     let running = pipeline.run()?;
     let (tenant, at) = (Uuid::new_v4(), now());
-    let module = UsageCollector::new().for_module(SOURCE);
+    let module = workload::collector();
     let ctx = usage_access::SecurityContext::for_tenant(tenant, usage_access::Scopes::all());
     let auth = module.authorize_emit(&ctx, "llm.requests").await?;
     let same = work(tenant, "2.5", "both");

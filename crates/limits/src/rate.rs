@@ -5,6 +5,7 @@ mod decision;
 mod rule;
 mod seldom;
 mod sql;
+mod tally;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use time::OffsetDateTime;
 
 pub use decision::{Decision, Reason};
 pub use rule::{Algorithm, InvalidRule, OnError, Policy, Quota, Rule};
+pub use tally::{Tallied, Tally, TallyError};
 
 use crate::identifier::{InvalidName, TableName};
 use crate::retry::{self, Sql, safe};

@@ -8,7 +8,29 @@ use time::OffsetDateTime;
 pub fn now_micros() -> i64 {
     #[allow(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
+    #[cfg(any(test, feature = "failpoints"))]
+    let micros = testing::wrong_by(micros);
+    micros
+}
+
+/// A wall clock that is wrong, for tests of what must not depend on it.
+#[cfg(any(test, feature = "failpoints"))]
+pub mod testing {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STEP: Cell<i64> = const { Cell::new(0) };
+    }
+
+    /// From now on the wall clock of this thread is wrong by so many microseconds; 0 sets it right.
+    pub fn step(micros: i64) {
+        STEP.set(micros);
+    }
+
+    pub(super) fn wrong_by(micros: i64) -> i64 {
+        micros.saturating_add(STEP.get())
+    }
 }
 
 /// Milliseconds since the Unix epoch.
@@ -53,6 +75,17 @@ mod tests {
     fn far_times_stop_at_the_bounds() {
         assert_eq!(from_micros(i64::MAX).year(), 9999);
         assert_eq!(from_micros(i64::MIN).year(), -9999);
+    }
+
+    #[test]
+    fn a_step_moves_the_clock_of_one_thread() {
+        let hour = 3_600_000_000;
+        let before = now_micros();
+        testing::step(hour);
+        let ahead = now_micros();
+        let other = std::thread::spawn(now_micros).join().unwrap();
+        testing::step(0);
+        assert!(ahead - before >= hour && other - before < hour && now_micros() - before < hour);
     }
 
     #[test]

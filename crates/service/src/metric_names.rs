@@ -93,6 +93,10 @@ metric! {
         "Completeness markers handed to Kafka; status is success or failure."
     OUTBOX_MARKERS_HELD Gauge ["reason"] "outbox_markers_held"
         "1 while no completeness marker may be sent; reason is sequence_behind, clock_behind or refused."
+    EMIT_REFUSED_TOTAL Counter ["source_module" "reason"] "emit_refused_total"
+        "Authorizations and emits that were refused, in the process of the source; reason is a fixed word for the kind of error."
+    EMIT_QUOTA_FLUSH_FAILURES_TOTAL Counter ["source_module"] "emit_quota_flush_failures_total"
+        "Times that a process of the source could not tell the shared counter of its quota what it admitted."
     // consumer
     CONSUMER_LAG_RECORDS Gauge ["partition"] "consumer_lag_records"
         "Messages between the committed offset and the end of the partition."

@@ -1,20 +1,44 @@
-//! The one INSERT of an emit.
+//! The one INSERT of an emit, whichever client of Postgres sends it.
 
 use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::outbox;
 
 /// A checked record, ready to be written: what `emit` inserts.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct OutboxRow {
     pub(crate) tenant_id: Uuid,
     pub(crate) traceparent: Option<String>,
     pub(crate) payload: Vec<u8>,
+}
+
+impl OutboxRow {
+    pub fn tenant_id(&self) -> Uuid {
+        self.tenant_id
+    }
+
+    pub fn traceparent(&self) -> Option<&str> {
+        self.traceparent.as_deref()
+    }
+
+    /// The encoded record.
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
+impl std::fmt::Debug for OutboxRow {
+    /// Without the payload, which has values and subjects.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OutboxRow")
+            .field("tenant_id", &self.tenant_id)
+            .field("payload_bytes", &self.payload.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The texts of the INSERTs, with the outbox's schema.
@@ -38,14 +62,25 @@ impl OutboxTable {
         );
         Self { one: one.into(), many: many.into() }
     }
+
+    /// One row: $1 `uuid` tenant, $2 `text` payload type, $3 `text` source, $4 `text` traceparent or NULL, $5 `bytea` payload.
+    pub fn insert_one(&self) -> &Arc<str> {
+        &self.one
+    }
+
+    /// Several rows: the same with arrays in $1, $4 and $5, in the order of the rows.
+    pub fn insert_many(&self) -> &Arc<str> {
+        &self.many
+    }
 }
 
-/// A transaction of the source's database that `emit` can write into.
+/// A transaction of the source's database that `emit` can write into: of sqlx (feature `sqlx`, the default) or of tokio-postgres (feature
+/// `tokio-postgres`), or of any other client by implementing this.
 ///
-/// It is a trait so that another Postgres client can be used without another `emit`. Pass a transaction that is open: on a connection
-/// without one the row commits on its own, whatever becomes of the operation that it belongs to.
+/// Pass a transaction that is open: on a connection without one the row commits on its own, whatever becomes of the operation that it
+/// belongs to.
 pub trait OutboxTransaction: Send {
-    /// Writes the rows of one emit, all of `source` and `payload_type`, by one statement.
+    /// Writes the rows of one emit (never none), all of `source` and `payload_type`, by one statement.
     fn insert(
         &mut self,
         table: &OutboxTable,
@@ -53,55 +88,4 @@ pub trait OutboxTransaction: Send {
         payload_type: &str,
         rows: &[OutboxRow],
     ) -> impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send;
-}
-
-impl OutboxTransaction for PgConnection {
-    async fn insert(
-        &mut self,
-        table: &OutboxTable,
-        source: &str,
-        payload_type: &str,
-        rows: &[OutboxRow],
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        match rows {
-            [] => {}
-            [row] => {
-                sqlx::query(AssertSqlSafe(table.one.clone()))
-                    .bind(row.tenant_id)
-                    .bind(payload_type)
-                    .bind(source)
-                    .bind(row.traceparent.as_deref())
-                    .bind(&row.payload[..])
-                    .execute(self)
-                    .await?;
-            }
-            rows => {
-                let tenants: Vec<Uuid> = rows.iter().map(|row| row.tenant_id).collect();
-                let traceparents: Vec<Option<&str>> =
-                    rows.iter().map(|row| row.traceparent.as_deref()).collect();
-                let payloads: Vec<&[u8]> = rows.iter().map(|row| &row.payload[..]).collect();
-                sqlx::query(AssertSqlSafe(table.many.clone()))
-                    .bind(tenants)
-                    .bind(payload_type)
-                    .bind(source)
-                    .bind(traceparents)
-                    .bind(payloads)
-                    .execute(self)
-                    .await?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl OutboxTransaction for Transaction<'_, Postgres> {
-    async fn insert(
-        &mut self,
-        table: &OutboxTable,
-        source: &str,
-        payload_type: &str,
-        rows: &[OutboxRow],
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        PgConnection::insert(self, table, source, payload_type, rows).await
-    }
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use usage_producer::{NewRecord, UsageCollector};
+use usage_producer::NewRecord;
 use usage_schemas::partition::partition_of;
 use usage_schemas::{Quantity, Timestamp};
 use usage_service::clock;
 use uuid::Uuid;
 
-use crate::support::{Running, SOURCE, Source, Topic, caller, config, until};
+use crate::support::{Running, SOURCE, Source, Topic, caller, collector, config, until};
 
 #[tokio::test]
 async fn committed_records_arrive_signed_on_the_tenants_partition() {
@@ -40,7 +40,7 @@ async fn sql_and_rust_make_the_same_message() {
     let ctx = caller(tenant);
     let at = Timestamp::from_micros(clock::now_micros() - 1_234_567);
     let metadata = r#"{ "model" : "x-1", "n":1.50, "odd": "\u0000 \ud800 é ü", "n":2 }"#;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let mut ids = Vec::new();
     for (value, key) in
         [("1.50", "k"), ("0", "ü-\u{1F600}\"\\\n"), ("99999999999999999999.999999999999999999", "big")]
@@ -168,7 +168,7 @@ async fn a_wake_up_spares_the_wait_for_the_next_poll() {
     let relay = Running::start(config);
     until("all partitions are held", async || (relay.status.borrow().partitions.len() == 4).then_some(()))
         .await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let record = NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1").unwrap(), "k");

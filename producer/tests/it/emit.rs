@@ -2,12 +2,12 @@
 
 use sqlx::{Connection, Row as _};
 use usage_access::SecurityContext;
-use usage_producer::{EmitError, NewRecord, UsageCollector};
+use usage_producer::{EmitError, NewRecord};
 use usage_schemas::codec::Decoder;
 use usage_schemas::{Quantity, Timestamp, json, names};
 use uuid::Uuid;
 
-use crate::support::{Source, caller};
+use crate::support::{Source, caller, collector, trusting};
 
 fn record(tenant: Uuid, key: &str) -> NewRecord {
     NewRecord::counter(tenant, "llm.tokens", Quantity::parse("17").unwrap(), key)
@@ -16,7 +16,7 @@ fn record(tenant: Uuid, key: &str) -> NewRecord {
 #[tokio::test]
 async fn a_rollback_leaves_nothing_and_a_commit_leaves_one_row() {
     let source = Source::new().await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let mut tx = source.pool.begin().await.unwrap();
@@ -47,7 +47,7 @@ async fn a_rollback_leaves_nothing_and_a_commit_leaves_one_row() {
 #[tokio::test]
 async fn a_batch_is_one_statement_in_the_order_of_its_records() {
     let source = Source::new().await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let batch: Vec<NewRecord> = (0..500).map(|number| record(ctx.tenant_id, &format!("k{number}"))).collect();
@@ -70,7 +70,7 @@ async fn a_batch_is_one_statement_in_the_order_of_its_records() {
 #[tokio::test]
 async fn a_failed_check_spares_the_transaction() {
     let source = Source::new().await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let mut tx = source.pool.begin().await.unwrap();
@@ -85,7 +85,7 @@ async fn a_failed_check_spares_the_transaction() {
 #[tokio::test]
 async fn both_doors_keep_the_same_microseconds() {
     let source = Source::new().await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = SecurityContext { subject_id: None, subject_type: None, ..caller(Uuid::new_v4()) };
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let mut tx = source.pool.begin().await.unwrap();
@@ -107,6 +107,22 @@ async fn both_doors_keep_the_same_microseconds() {
         assert_eq!(decoder.decode(&pair[0]).unwrap().to_owned(), by_sql);
     }
     assert_eq!(payloads.len(), 6);
+}
+
+/// What the README shows is compiled: each line of its Rust is a line of the example, in the same order.
+#[test]
+fn the_readme_shows_lines_of_the_example() {
+    let readme = include_str!("../../../README.md");
+    let example = include_str!("../../examples/emit.rs");
+    let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let code = |line: &str| line.split(" // ").next().unwrap().trim().to_owned();
+    let mut lines = example.lines().map(code);
+    let shown: Vec<String> =
+        shown.lines().map(code).filter(|line| !line.is_empty() && !line.starts_with("//")).collect();
+    assert!(shown.len() > 10);
+    for line in shown {
+        assert!(lines.any(|found| found == line), "not in the example, or not in this order: {line}");
+    }
 }
 
 /// Its metric is one that the stack registers; any other would become a dead letter of the consumer.
@@ -136,7 +152,7 @@ async fn an_outbox_in_another_schema_is_found_by_its_name() {
         sqlx::raw_sql(file).execute(&mut *connection).await.unwrap();
     }
     sqlx::raw_sql("SET search_path = public").execute(&mut *connection).await.unwrap();
-    let collector = UsageCollector::builder().schema("Usage \"x").build().for_module("llm-gateway");
+    let collector = trusting().schema("Usage \"x").build().unwrap().for_module("llm-gateway");
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let mut tx = connection.begin().await.unwrap();
@@ -154,7 +170,7 @@ async fn an_outbox_in_another_schema_is_found_by_its_name() {
 #[tokio::test]
 async fn without_an_outbox_the_error_is_the_databases() {
     let source = Source::empty().await;
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     let mut tx = source.pool.begin().await.unwrap();

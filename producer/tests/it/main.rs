@@ -1,5 +1,7 @@
 //! The producer against the real Postgres and the real Kafka.
 
+mod all_or_nothing;
+mod clients;
 mod dead_letters;
 mod delivery;
 mod emit;
@@ -9,6 +11,7 @@ mod markers;
 mod migrations;
 mod problems;
 mod process;
+mod quota;
 mod schedules;
 mod set_aside;
 mod sharing;

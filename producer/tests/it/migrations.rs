@@ -7,10 +7,11 @@ use uuid::Uuid;
 
 use crate::support::{Running, Source, Topic, config, until};
 
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     include_str!("../../migrations/0001_outbox.sql"),
     include_str!("../../migrations/0002_usage_emit.sql"),
     include_str!("../../migrations/0003_completeness.sql"),
+    include_str!("../../migrations/0004_source_quota.sql"),
 ];
 
 #[tokio::test]
@@ -28,7 +29,7 @@ async fn several_processes_may_install_it_at_once_and_again() {
         .unwrap();
     assert_eq!(identity, again, "the outbox's id is made once");
     assert_eq!(source.count("usage_outbox_partitions").await, 4);
-    assert_eq!(source.count("usage_outbox_migrations").await, 3);
+    assert_eq!(source.count("usage_outbox_migrations").await, 4);
 }
 
 #[tokio::test]

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use usage_producer::{NewRecord, UsageCollector};
+use usage_producer::NewRecord;
 use usage_schemas::{Quantity, names};
 use uuid::Uuid;
 
-use crate::support::{Running, Source, Topic, caller, config, until};
+use crate::support::{Running, Source, Topic, caller, collector, config, until};
 
 /// An agent that tries again after it lost the answer: the same work under the same key is the same record, whatever became of the first.
 #[tokio::test]
 async fn problem_33_a_retry_under_its_key_is_the_same_record() {
     let (source, topic) = (Source::new().await, Topic::new(3).await);
-    let collector = UsageCollector::new().for_module("llm-gateway");
+    let collector = collector();
     let ctx = caller(Uuid::new_v4());
     let auth = collector.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     for committed in [false, true, true] {

@@ -16,8 +16,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions, PgPool};
 use tokio::task::JoinHandle;
 use usage_access::{Scope, Scopes, SecurityContext};
 use usage_devstack::testing;
-use usage_producer::outbox;
 use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SourceConfig};
+use usage_producer::{ScopedCollector, UsageCollector, UsageCollectorBuilder, outbox};
 use usage_schemas::codec::Decoder;
 use usage_schemas::signature::SigningKey;
 use usage_schemas::{Marker, Timestamp, UsageRecord, names};
@@ -346,6 +346,16 @@ pub fn config(source: &Source, topic: &Topic) -> RelayConfig {
 
 pub fn key_of(source: &str) -> SourceConfig {
     SourceConfig { name: source.into(), key_id: KEY_ID.into(), key: SecretString::from(KEY) }
+}
+
+/// A collector that goes by the callers' scopes and takes every metric.
+pub fn trusting() -> UsageCollectorBuilder {
+    UsageCollector::builder().trust_scopes().unchecked_types()
+}
+
+/// The client of a module of such a collector.
+pub fn collector() -> ScopedCollector {
+    trusting().build().unwrap().for_module("llm-gateway")
 }
 
 /// A caller of `tenant`.

@@ -14,14 +14,14 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{Acquire as _, PgConnection};
 use tokio::time::{MissedTickBehavior, interval};
 use usage_access::{Scopes, SecurityContext};
-use usage_producer::{NewRecord, ScopedCollector, UsageCollector};
+use usage_producer::{NewRecord, ScopedCollector};
 use usage_schemas::{Kind, Timestamp, ids};
 use usage_service::clock;
 use uuid::Uuid;
 
 use super::oracle::Fate;
 use super::truth::{self, Said};
-use crate::workload::{SOURCE, tenants};
+use crate::workload::{self, tenants};
 pub use work::TENANTS;
 use work::{Door, Emit, Ending, Plan, Worker};
 
@@ -76,7 +76,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 async fn emit_for_ever(pool: PgPool, arguments: Arc<Arguments>, number: u32) {
-    let module = UsageCollector::new().for_module(SOURCE);
+    let module = workload::collector();
     let seed = arguments.seed ^ u64::from(number) << 32 ^ hash(&arguments.life);
     let mut worker = Worker::new(
         StdRng::seed_from_u64(seed),

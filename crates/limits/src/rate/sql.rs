@@ -103,6 +103,31 @@ fn bucket(k: usize) -> String {
     format!("${}::text", k + 2)
 }
 
+/// Two statements for one fixed window that only counts: $1 bucket, and for the first $2 units. The first adds and gives what is there
+/// then, the second only looks. Columns of their one row: `count`, `start_micros` and `elapsed` (microseconds).
+pub fn tally(table: &TableName, quota: &Quota, clock: Clock) -> (Sql, Sql) {
+    let (table, seconds, now) = (table.quoted(), quota.seconds(), clock.decide);
+    let window = format!(
+        "WITH clock AS MATERIALIZED (SELECT {now} AS now), \
+         w AS MATERIALIZED (SELECT start, (extract(epoch FROM now - start) * 1000000)::bigint AS elapsed, \
+         (extract(epoch FROM start) * 1000000)::bigint AS start_micros FROM (\
+         SELECT now, date_bin(interval '{seconds} seconds', now, timestamptz 'epoch') AS start FROM clock) v)"
+    );
+    // A total that does not fit stays at the greatest number: it is over every limit as well.
+    let add = format!(
+        "{window}, added AS (INSERT INTO {table} AS r (bucket, window_start, count, expires_at) \
+         SELECT $1::text, start, $2::integer, start + interval '{seconds} seconds' FROM w \
+         ON CONFLICT (bucket, window_start) DO UPDATE \
+         SET count = LEAST(r.count::bigint + $2::bigint, 2147483647)::integer RETURNING count) \
+         SELECT added.count, w.start_micros, w.elapsed FROM added, w"
+    );
+    let read = format!(
+        "{window} SELECT COALESCE((SELECT r.count FROM {table} r WHERE r.bucket = $1::text \
+         AND r.window_start = w.start), 0) AS count, w.start_micros, w.elapsed FROM w"
+    );
+    (add.into(), read.into())
+}
+
 /// Deletes expired rows: $1 the `expires_at` where the batch before ended, or NULL, $2 most rows. Its row: how many, and where
 /// this batch ended. Without $1 each batch would step over all index entries of the rows that went before it, which stay while
 /// some transaction might still see them.

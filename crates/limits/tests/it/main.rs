@@ -7,3 +7,4 @@ mod languages;
 mod layer;
 mod rates;
 mod support;
+mod tally;

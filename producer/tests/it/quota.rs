@@ -1,0 +1,255 @@
+//! The source's quota, shared by its processes over the real Postgres. A collector of its own is what a process is.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use sqlx::AssertSqlSafe;
+use usage_limits::{OnError, RateLimits};
+use usage_producer::{EmitError, NewRecord, ScopedCollector, SourceQuota};
+use usage_schemas::Quantity;
+use uuid::Uuid;
+
+use crate::support::{Source, caller, trusting, until};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const TABLE: &str = "usage_rate_limits";
+
+fn quota(source: &Source, limit: i32) -> SourceQuota {
+    SourceQuota::new(source.pool.clone(), limit, HOUR)
+}
+
+/// A process of the source.
+fn process(quota: SourceQuota) -> ScopedCollector {
+    trusting().source_quota(quota).build().unwrap().for_module("llm-gateway")
+}
+
+/// Emits one record in a transaction of its own, or says why not.
+async fn emit(source: &Source, process: &ScopedCollector) -> Result<(), EmitError> {
+    let ctx = caller(Uuid::from_u128(1));
+    let auth = process.authorize_emit(&ctx, "llm.tokens").await?;
+    let mut tx = source.pool.begin().await.unwrap();
+    let key = Uuid::new_v4().to_string();
+    let record = NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1").unwrap(), key);
+    process.emit(&mut tx, &ctx, record, &auth).await?;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+async fn shared(source: &Source) -> i64 {
+    sqlx::query_scalar("SELECT COALESCE(sum(count), 0)::bigint FROM usage_rate_limits")
+        .fetch_one(&source.pool)
+        .await
+        .unwrap()
+}
+
+fn is_full(result: &Result<(), EmitError>) -> bool {
+    matches!(result, Err(EmitError::RateLimitExceeded { .. }))
+}
+
+#[tokio::test]
+async fn one_process_never_passes_its_limit() {
+    let source = Source::new().await;
+    let process = process(quota(&source, 5));
+    for _ in 0..5 {
+        emit(&source, &process).await.unwrap();
+    }
+    let error = emit(&source, &process).await.unwrap_err();
+    assert!(
+        matches!(error, EmitError::RateLimitExceeded { limit: 5, window: HOUR, retry_after } if retry_after <= HOUR),
+        "{error}"
+    );
+    assert_eq!(source.count("usage_outbox").await, 5);
+    process.flush_quota().await.unwrap();
+    assert_eq!(shared(&source).await, 5);
+}
+
+#[tokio::test]
+async fn what_one_process_admitted_the_others_lack() {
+    let source = Source::new().await;
+    let (first, second) = (process(quota(&source, 5)), process(quota(&source, 5)));
+    for _ in 0..4 {
+        emit(&source, &first).await.unwrap();
+    }
+    first.flush_quota().await.unwrap();
+    emit(&source, &second).await.unwrap();
+    assert!(is_full(&emit(&source, &second).await));
+    // By itself, since the first one's flushes bring back what the second told.
+    until("the first process hears of the second", async || {
+        is_full(&emit(&source, &first).await).then_some(())
+    })
+    .await;
+    assert!(source.count("usage_outbox").await <= 6);
+}
+
+#[tokio::test]
+async fn several_processes_pass_the_limit_by_what_they_admit_between_two_flushes_at_most() {
+    const LIMIT: i32 = 300;
+    let source = Source::new().await;
+    let processes: Vec<ScopedCollector> =
+        (0..4).map(|_| process(quota(&source, LIMIT).flush_every(Duration::from_millis(20)))).collect();
+    let admitted = join_all(processes.iter().map(async |process| {
+        let mut admitted = 0_u64;
+        while emit(&source, process).await.is_ok() {
+            admitted += 1;
+        }
+        admitted
+    }))
+    .await;
+    let total: u64 = admitted.iter().sum();
+    for process in &processes {
+        process.flush_quota().await.unwrap();
+    }
+    // Nothing is lost on the way: rows, what was told, and what each process counts.
+    assert_eq!(u64::try_from(source.count("usage_outbox").await).unwrap(), total);
+    assert_eq!(u64::try_from(shared(&source).await).unwrap(), total);
+    let flushes: Vec<u64> = processes.iter().map(|process| process.quota().unwrap().largest_flush).collect();
+    let others = flushes.iter().sum::<u64>() - flushes.iter().min().unwrap();
+    let limit = u64::try_from(LIMIT).unwrap();
+    assert!((limit..=limit + others).contains(&total), "{total} of {limit}, flushes of up to {flushes:?}");
+    for process in &processes {
+        process.flush_quota().await.unwrap();
+        assert!(is_full(&emit(&source, process).await));
+    }
+}
+
+/// The counter is nobody's row: a transaction that emitted and stays open keeps no other from emitting, nor the count from being shared.
+#[tokio::test]
+async fn no_transaction_waits_for_another_ones_counter() {
+    let source = Source::new().await;
+    let process = process(quota(&source, 100));
+    let ctx = caller(Uuid::from_u128(1));
+    let auth = process.authorize_emit(&ctx, "llm.tokens").await.unwrap();
+    let mut open = source.pool.begin().await.unwrap();
+    let record = NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1").unwrap(), "open");
+    process.emit(&mut open, &ctx, record, &auth).await.unwrap();
+    let locks: Vec<String> = sqlx::query_scalar(
+        "SELECT DISTINCT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid() AND relation IS NOT NULL",
+    )
+    .fetch_all(&mut *open)
+    .await
+    .unwrap();
+    assert!(locks.iter().any(|name| name.starts_with("usage_outbox")), "{locks:?}");
+    assert!(!locks.iter().any(|name| name.starts_with(TABLE)), "{locks:?}");
+    for _ in 0..20 {
+        emit(&source, &process).await.unwrap();
+    }
+    process.flush_quota().await.unwrap();
+    assert_eq!(shared(&source).await, 21, "what is rolled back counts too");
+    open.rollback().await.unwrap();
+    assert_eq!(source.count("usage_outbox").await, 20);
+    assert_eq!(process.quota().unwrap().counted, 21);
+}
+
+#[tokio::test]
+async fn what_is_refused_takes_nothing_and_a_batch_is_admitted_as_one() {
+    let source = Source::new().await;
+    let process = process(quota(&source, 3));
+    let ctx = caller(Uuid::from_u128(1));
+    let auth = process.authorize_emit(&ctx, "llm.tokens").await.unwrap();
+    let record =
+        |key: &str| NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1").unwrap(), key);
+    let mut tx = source.pool.begin().await.unwrap();
+    let large = format!("{{\"a\":\"{}\"}}", "x".repeat(9_000));
+    for refused in [
+        NewRecord { tenant_id: Uuid::from_u128(2), ..record("a") },
+        record("a").with_metadata(large),
+        record(""),
+    ] {
+        process.emit(&mut tx, &ctx, refused, &auth).await.unwrap_err();
+    }
+    let four = ["a", "b", "c", "d"].map(record).to_vec();
+    let error = process.emit_batch(&mut tx, &ctx, four.clone(), &auth).await.unwrap_err();
+    let EmitError::InBatch { index: 3, error } = error else { panic!("{error}") };
+    assert!(matches!(*error, EmitError::RateLimitExceeded { limit: 3, .. }));
+    assert_eq!(process.quota().unwrap().counted, 0);
+    process.emit_batch(&mut tx, &ctx, Vec::new(), &auth).await.unwrap();
+    process.emit_batch(&mut tx, &ctx, four[..3].to_vec(), &auth).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!((source.count("usage_outbox").await, process.quota().unwrap().counted), (3, 3));
+}
+
+#[tokio::test]
+async fn a_new_window_has_room_again() {
+    let source = Source::new().await;
+    let process = process(SourceQuota::new(source.pool.clone(), 2, Duration::from_secs(1)));
+    let full = async || {
+        let result = emit(&source, &process).await;
+        let EmitError::RateLimitExceeded { retry_after, .. } = result.err()? else {
+            panic!("refused otherwise")
+        };
+        Some(retry_after)
+    };
+    let retry_after = until("the window is full", full).await;
+    assert!(retry_after <= Duration::from_secs(1));
+    until("the next window", async || emit(&source, &process).await.ok()).await;
+}
+
+#[tokio::test]
+async fn modules_have_quotas_of_their_own_and_clients_of_one_module_share_it() {
+    let source = Source::new().await;
+    let usage = trusting().source_quota(quota(&source, 1)).build().unwrap();
+    let (one, same, other) =
+        (usage.for_module("llm-gateway"), usage.for_module("llm-gateway"), usage.for_module("billing"));
+    emit(&source, &one).await.unwrap();
+    assert!(is_full(&emit(&source, &same).await));
+    emit(&source, &other).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_count_that_can_no_longer_be_shared_refuses_or_goes_on_alone() {
+    let source = Source::new().await;
+    let short = |limit| {
+        quota(&source, limit).flush_every(Duration::from_millis(50)).stale_after(Duration::from_millis(300))
+    };
+    let closed = process(short(1_000_000));
+    let open = process(short(1_000_000).on_stale(OnError::Open));
+    emit(&source, &closed).await.unwrap();
+    emit(&source, &open).await.unwrap();
+    let rename = async |from: &str, to: &str| {
+        let sql = format!("ALTER TABLE {from} RENAME TO {to}");
+        sqlx::query(AssertSqlSafe(sql)).execute(&source.pool).await.unwrap();
+    };
+    rename(TABLE, "gone").await;
+    let unknown = async || match emit(&source, &closed).await {
+        Err(EmitError::QuotaUnknown { age }) => age,
+        _ => None,
+    };
+    let age = until("the count is too old", unknown).await;
+    assert!(age > Duration::from_millis(300));
+    assert!(open.quota().unwrap().age.is_some_and(|age| age > Duration::ZERO));
+    emit(&source, &open).await.unwrap();
+    rename("gone", TABLE).await;
+    until("the count is shared again", async || emit(&source, &closed).await.ok()).await;
+    for process in [&closed, &open] {
+        process.flush_quota().await.unwrap();
+    }
+    // What was admitted meanwhile was told afterwards; nothing was sent twice, since no answer was lost.
+    assert_eq!(shared(&source).await, source.count("usage_outbox").await);
+}
+
+#[tokio::test]
+async fn the_outbox_may_lie_in_a_schema_of_its_own() {
+    let source = Source::empty().await;
+    sqlx::raw_sql("CREATE SCHEMA billing").execute(&source.pool).await.unwrap();
+    let options = source.pool.connect_options().as_ref().clone().options([("search_path", "billing")]);
+    let pool = sqlx::PgPool::connect_with(options).await.unwrap();
+    usage_producer::outbox::migrate(&pool).await.unwrap();
+    let quota = quota(&source, 1).schema("billing");
+    let usage = trusting().schema("billing").source_quota(quota).build().unwrap();
+    let process = usage.for_module("llm-gateway");
+    emit(&source, &process).await.unwrap();
+    process.flush_quota().await.unwrap();
+    assert_eq!(source.count("billing.usage_rate_limits").await, 1);
+}
+
+#[tokio::test]
+async fn the_migration_makes_what_usage_limits_counts_in() {
+    let file = include_str!("../../migrations/0004_source_quota.sql");
+    let pool = sqlx::PgPool::connect_lazy("postgres://localhost/nothing").unwrap();
+    let own = RateLimits::new(pool, TABLE).unwrap().migration_sql();
+    assert!(file.contains(own.trim_end()), "{own}");
+    let named: BTreeSet<&str> =
+        file.split(['"', ' ', '.']).filter(|word| word.starts_with("rate_limits")).collect();
+    assert!(named.is_empty(), "{named:?}");
+}
