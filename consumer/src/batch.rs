@@ -5,6 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use usage_control::QuotaKey;
 use usage_schemas::{Marker, Quantity, RecordRef, Timestamp};
 use usage_storage::{PlannedBatch, Rows};
 use uuid::Uuid;
@@ -14,6 +15,7 @@ use crate::dead_letter::Outgoing;
 use crate::marker::Heard;
 use crate::message::OwnedMessage;
 use crate::plan::{IdHash, NotKept, PackedSize, Plan, Runs};
+use crate::quota::Spent;
 
 /// Bytes that a record takes in columns and maps, beside its own.
 pub const RECORD_OVERHEAD: usize = 256;
@@ -77,6 +79,9 @@ pub struct Open {
     pub heard: Vec<Heard>,
     pub deferred: Vec<Deferred>,
     pub deferred_ids: IdSet,
+    /// What is kept, as far as quotas count it, and how many records that are not decided they might count.
+    pub spent: Spent,
+    pub undecided: HashMap<QuotaKey, i64>,
     pub size: PackedSize,
     /// First and last delivered offset.
     pub bounds: Option<(i64, i64)>,
@@ -85,6 +90,8 @@ pub struct Open {
     /// The broker's time of the first row, milliseconds since the Unix epoch.
     pub oldest: i64,
     pub tally: Tally,
+    /// Records over their quota, by source, for metrics.
+    pub over_quota: BTreeMap<String, u64>,
 }
 
 impl Open {
@@ -97,12 +104,15 @@ impl Open {
             heard: Vec::new(),
             deferred: Vec::new(),
             deferred_ids: IdSet::default(),
+            spent: Spent::default(),
+            undecided: HashMap::new(),
             size: PackedSize::default(),
             bounds: None,
             charge: Charge::default(),
             opened: now,
             oldest: 0,
             tally: Tally::new(),
+            over_quota: BTreeMap::new(),
         }
     }
 
@@ -163,6 +173,16 @@ impl Open {
     pub fn hash_of(&self, id: &Identity) -> Option<[u8; 16]> {
         self.ids.get(id).map(|row| self.rows.content_hash[*row as usize])
     }
+
+    /// One more record of the source is over its quota.
+    pub fn note_over_quota(&mut self, source: &str) {
+        match self.over_quota.get_mut(source) {
+            Some(count) => *count += 1,
+            None => {
+                self.over_quota.insert(source.to_owned(), 1);
+            }
+        }
+    }
 }
 
 /// A batch in which everything is decided.
@@ -183,6 +203,10 @@ pub struct Decided {
     /// The broker's time of the first row, milliseconds since the Unix epoch.
     pub oldest: i64,
     pub tally: Tally,
+    /// What is kept, as far as quotas count it.
+    pub spent: Spent,
+    /// Records over their quota, by source, for metrics.
+    pub over_quota: BTreeMap<String, u64>,
 }
 
 impl Decided {

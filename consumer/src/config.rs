@@ -49,6 +49,12 @@ pub const SETTINGS: &[Setting] = settings![
             "Age at which usage types and source keys are read again."
         )
         .default("30s"),
+        Setting::duration("consumer.quota_refresh", "Age at which the quotas are read again.").default("5s"),
+        Setting::duration(
+            "consumer.quota_keep",
+            "How long counters of quotas stay after their window's end, by the broker's clock."
+        )
+        .default("7d"),
         Setting::size("consumer.metadata_bytes", "Greatest length of a record's metadata.").default("8KiB"),
         Setting::duration("consumer.future", "How far a record's time may lie after the broker's.")
             .default("5m"),
@@ -86,6 +92,10 @@ pub struct ConsumerConfig {
     pub retry_max: Duration,
     #[serde(with = "humantime_serde")]
     pub registry_refresh: Duration,
+    #[serde(with = "humantime_serde")]
+    pub quota_refresh: Duration,
+    #[serde(with = "humantime_serde")]
+    pub quota_keep: Duration,
     pub metadata_bytes: usize,
     #[serde(with = "humantime_serde")]
     pub future: Duration,

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use usage_control::Quotas;
 use usage_schemas::codec::{DecodeError, Decoder};
 use usage_schemas::partition::partition_of;
 use usage_schemas::{Bounds, Kind, Reason, RecordRef, Timestamp, ids, names, validate};
@@ -32,6 +33,8 @@ pub struct Judge {
     pub decoder: Decoder,
     pub bounds: Bounds,
     pub registry: Arc<Registry>,
+    /// What each source's tenants may have kept; asked for only where a record would be kept.
+    pub quotas: Arc<Quotas>,
 }
 
 /// Where a message was read: its partition, and how many the topic has by the control database.
@@ -158,10 +161,9 @@ impl Judge {
         Some(record)
     }
 
-    /// Tenant and id that a message claims, whether it is valid or not.
-    pub fn claimed_identity(&self, message: &Envelope<'_>) -> Option<(Uuid, Uuid)> {
-        let record = self.decoder.decode(message.value?).ok()?;
-        Some((record.tenant_id, record.record_id))
+    /// The record that a message claims to be, whether it is valid or not.
+    pub fn claimed<'a>(&self, message: &Envelope<'a>) -> Option<RecordRef<'a>> {
+        self.decoder.decode(message.value?).ok()
     }
 }
 

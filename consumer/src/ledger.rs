@@ -4,25 +4,29 @@
 //! storage or a fresh registry can decide is copied and decided when its batch is closed, in the order of offsets and by one
 //! query. An id leaves "in flight" for the filter in one step: the owner's thread does both.
 
+mod decide;
+mod fate;
+mod room;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use usage_schemas::Reason;
+use usage_control::{QuotaCounts, QuotaKey};
 use usage_service::clock;
-use usage_storage::{IdProbe, PlannedBatch, Rows};
+use usage_storage::{IdProbe, Rows};
 
-use crate::batch::{Decided, Deferred, Identity, Limits, Open, RECORD_OVERHEAD, index, merge, select};
+use crate::batch::{Decided, Deferred, Identity, Limits, Open, RECORD_OVERHEAD};
 use crate::budget::Charge;
-use crate::dead_letter::{Action, Outgoing};
+use crate::dead_letter::Outgoing;
 use crate::filter::IdFilter;
-use crate::judge::{Judge, Place, Refusal, Verdict};
-use crate::marker;
+use crate::judge::{Judge, Place, Verdict};
 use crate::message::{Envelope, OwnedMessage};
-use crate::plan::{NotKept, Runs, not_kept_limit};
+use crate::plan::not_kept_limit;
+use fate::{Fate, repeated};
+use room::{Counters, Room};
 
 /// A closed batch.
 enum Closed {
@@ -51,6 +55,7 @@ pub struct Ledger {
     open: Open,
     /// Batches that became durable while `closed` waits: the answer it waits for may be older than they are.
     lingering: Vec<Arc<Decided>>,
+    counters: Counters,
 }
 
 /// What a closed batch wants to know.
@@ -61,6 +66,19 @@ pub struct Question {
     pub probes: Vec<IdProbe>,
     /// True if the registry must be read afresh.
     pub registry: bool,
+    /// The counters of quotas that are not known.
+    pub counters: Vec<QuotaKey>,
+}
+
+/// What was found out for a question.
+#[derive(Debug, Default)]
+pub struct Answer {
+    pub number: u64,
+    /// What storage has of the probes.
+    pub stored: HashMap<Identity, [u8; 16]>,
+    /// The counters that were asked for, in that order.
+    pub counters: Vec<QuotaKey>,
+    pub counts: QuotaCounts,
 }
 
 /// The offset from which everything must be delivered again.
@@ -86,7 +104,14 @@ impl Ledger {
             closed: None,
             open: Open::new(now),
             lingering: Vec::new(),
+            counters: Counters::default(),
         }
+    }
+
+    /// Offsets below `from` were held to quotas and counted before a restore.
+    pub fn with_quotas_from(mut self, from: i64) -> Self {
+        self.counters.from = from;
+        self
     }
 
     pub fn place(&self) -> Place {
@@ -180,20 +205,30 @@ impl Ledger {
                 match self.known(&(record.tenant_id, record.record_id)) {
                     Known::Kept(hash) => Some((Some(record.tenant_id), repeated(hash, content_hash))),
                     Known::No if !filter.may_contain(&record.record_id) => {
-                        self.open.keep(&record, content_hash, offset, clock::now_micros());
-                        None
+                        match self.room(judge, &record, message) {
+                            Room::Unbound => {
+                                self.open.keep(&record, content_hash, offset, clock::now_micros());
+                                None
+                            }
+                            Room::Granted(key) => {
+                                self.open.keep(&record, content_hash, offset, clock::now_micros());
+                                self.open.spent.add(key, offset);
+                                None
+                            }
+                            Room::UsedUp(refusal) => {
+                                self.open.note_over_quota(record.source);
+                                Some((Some(record.tenant_id), Fate::Refused(refusal)))
+                            }
+                            Room::Unknown => return Some(self.defer(message, judge, copy(), false, now)),
+                        }
                     }
                     Known::No | Known::Undecided => {
-                        self.open.defer(copy(), Some((record.tenant_id, record.record_id)), false);
-                        self.open.note(offset, timestamp, copied, None, now);
-                        return Some(copied);
+                        return Some(self.defer(message, judge, copy(), false, now));
                     }
                 }
             }
             Verdict::Refused(refusal) if refusal.by_registry => {
-                self.open.defer(copy(), judge.claimed_identity(message), true);
-                self.open.note(offset, timestamp, copied, None, now);
-                return Some(copied);
+                return Some(self.defer(message, judge, copy(), true, now));
             }
             Verdict::Marker(heard) => {
                 self.open.heard.push(heard);
@@ -215,6 +250,27 @@ impl Ledger {
         }
         self.open.note(offset, timestamp, charge, Some(why), now);
         Some(charge)
+    }
+
+    /// Has a message wait for what only storage, a fresh registry or the database's counters can say; what it takes from the budget.
+    fn defer(
+        &mut self,
+        message: &Envelope<'_>,
+        judge: &Judge,
+        copy: OwnedMessage,
+        by_registry: bool,
+        now: Instant,
+    ) -> Charge {
+        let charge = Charge { records: 1, bytes: message.size() + RECORD_OVERHEAD + message.header_bytes };
+        if let Some(record) = judge.claimed(message) {
+            self.open.deferred_ids.insert((record.tenant_id, record.record_id));
+            if let Some(key) = self.quota_key(judge, &record, message) {
+                *self.open.undecided.entry(key).or_default() += 1;
+            }
+        }
+        self.open.deferred.push(Deferred { message: copy, by_registry });
+        self.open.note(message.offset, message.timestamp, charge, None, now);
+        charge
     }
 
     /// The batch that takes in rows, if it could be closed now.
@@ -256,48 +312,61 @@ impl Ledger {
     /// Has the batch wait for the answer. Storage is asked only about what could be kept and may be stored: by the filter, which
     /// has all that is durable now; what becomes durable from here on lingers.
     fn ask(&mut self, open: Box<Open>, asked: Asked, judge: &Judge, filter: &IdFilter) -> Question {
-        let probe = |deferred: &Deferred| {
-            let envelope = deferred.message.envelope();
-            let record = judge.candidate(&envelope).filter(|record| filter.may_contain(&record.record_id))?;
-            Some(IdProbe {
-                tenant_id: record.tenant_id,
-                metric: record.metric.to_string(),
-                timestamp: record.timestamp.micros(),
-                record_id: record.record_id,
-            })
-        };
-        let probes = open.deferred.iter().filter_map(probe).collect();
+        let mut probes = Vec::new();
+        let mut counters = HashSet::new();
+        for Deferred { message, .. } in &open.deferred {
+            let envelope = message.envelope();
+            let Some(record) = judge.candidate(&envelope) else { continue };
+            counters.extend(self.quota_key(judge, &record, &envelope).filter(|key| !self.is_counted(key)));
+            if filter.may_contain(&record.record_id) {
+                probes.push(IdProbe {
+                    tenant_id: record.tenant_id,
+                    metric: record.metric.to_string(),
+                    timestamp: record.timestamp.micros(),
+                    record_id: record.record_id,
+                });
+            }
+        }
         self.closed = Some(Closed::Waiting(open, asked));
         self.lingering.clear();
-        Question { number: asked.number, probes, registry: asked.registry }
+        let counters = counters.into_iter().collect();
+        Question { number: asked.number, probes, registry: asked.registry, counters }
     }
 
-    /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed, `found` what
-    /// storage has of the probes of question `number`. If the plan does not fit, the batch ends earlier and the rest must be
-    /// delivered again; the charge is what that gives back. If the registry turned against a record and was not asked for, the
-    /// batch asks again.
+    /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed. If the plan does not
+    /// fit, the batch ends earlier and the rest must be delivered again; the charge is what that gives back. If the registry turned
+    /// against a record, or a quota holds now, and was not asked for, the batch asks again.
     pub fn answer(
         &mut self,
-        number: u64,
+        answer: &Answer,
         judge: &Judge,
         filter: &IdFilter,
-        found: &HashMap<Identity, [u8; 16]>,
         limits: &Limits,
         last_question: &mut u64,
     ) -> (Option<Question>, Option<(Rewind, Charge)>) {
-        if !matches!(self.closed, Some(Closed::Waiting(_, asked)) if asked.number == number) {
+        if !matches!(self.closed, Some(Closed::Waiting(_, asked)) if asked.number == answer.number) {
             return (None, None);
         }
         let Some(Closed::Waiting(mut open, asked)) = self.closed.take() else { return (None, None) };
-        let turned = |Deferred { message, .. }: &Deferred| {
-            let verdict = judge.judge(&message.envelope(), self.place);
-            matches!(verdict, Verdict::Refused(refusal) if refusal.by_registry)
-        };
-        if !asked.registry && open.deferred.iter().any(turned) {
+        self.learn(&answer.counters, &answer.counts);
+        let (mut registry, mut counters) = (false, false);
+        for Deferred { message, .. } in &open.deferred {
+            let envelope = message.envelope();
+            match judge.judge(&envelope, self.place) {
+                Verdict::Refused(refusal) => registry |= refusal.by_registry && !asked.registry,
+                Verdict::Record { record, .. } => {
+                    let key = self.quota_key(judge, &record, &envelope);
+                    counters |= key.is_some_and(|key| !self.is_counted(&key));
+                }
+                Verdict::Marker(_) | Verdict::Forward { .. } => {}
+            }
+        }
+        if registry || counters {
             *last_question += 1;
-            let asked = Asked { number: *last_question, registry: true };
+            let asked = Asked { number: *last_question, registry: registry || asked.registry };
             return (Some(self.ask(open, asked, judge, filter)), None);
         }
+        open.undecided.clear();
         let mut kept = Open::new(open.opened);
         for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
             let envelope = message.envelope();
@@ -305,11 +374,22 @@ impl Ledger {
                 Verdict::Record { record, content_hash } => {
                     let id = &(record.tenant_id, record.record_id);
                     let earlier = open.hash_of(id).or_else(|| kept.hash_of(id)).or_else(|| self.earlier(id));
-                    match earlier.or_else(|| found.get(id).copied()) {
+                    match earlier.or_else(|| answer.stored.get(id).copied()) {
                         Some(hash) => (Some(record.tenant_id), repeated(hash, content_hash)),
                         None => {
-                            kept.keep(&record, content_hash, message.offset, clock::now_micros());
-                            continue;
+                            match self.room_behind(judge, &record, &envelope, &[Some(&open), Some(&kept)]) {
+                                Room::UsedUp(refusal) => {
+                                    open.note_over_quota(record.source);
+                                    (Some(record.tenant_id), Fate::Refused(refusal))
+                                }
+                                room => {
+                                    kept.keep(&record, content_hash, message.offset, clock::now_micros());
+                                    if let Room::Granted(key) = room {
+                                        kept.spent.add(key, message.offset);
+                                    }
+                                    continue;
+                                }
+                            }
                         }
                     }
                 }
@@ -318,10 +398,9 @@ impl Ledger {
                     (None, Fate::Marker)
                 }
                 Verdict::Forward { partition, hops } => (None, Fate::Forward { partition, hops }),
-                Verdict::Refused(refusal) => (
-                    judge.decoder.decode(envelope.value.unwrap_or_default()).ok().map(|r| r.tenant_id),
-                    Fate::Refused(refusal),
-                ),
+                Verdict::Refused(refusal) => {
+                    (judge.claimed(&envelope).map(|record| record.tenant_id), Fate::Refused(refusal))
+                }
             };
             *open.tally.entry((tenant, fate.not_kept())).or_default() += 1;
             open.not_kept.push((message.offset, fate.not_kept()));
@@ -331,6 +410,7 @@ impl Ledger {
         }
         open.not_kept.sort_unstable_by_key(|(offset, _)| *offset);
         open.outgoing.sort_unstable_by_key(|outgoing| outgoing.message.offset);
+        open.spent.join(kept.spent);
         self.lingering.clear();
         let (decided, cut) = self.decide(*open, kept.rows, limits);
         self.closed = Some(Closed::Ready(Arc::new(decided)));
@@ -340,58 +420,6 @@ impl Ledger {
     /// The hash that an earlier batch has for an id: in flight, or durable since the question was asked.
     fn earlier(&self, id: &Identity) -> Option<[u8; 16]> {
         self.in_flight.iter().chain(&self.lingering).find_map(|batch| batch.hash_of(id))
-    }
-
-    /// Makes the decided batch; if its plan would be too long it ends after fewer rows.
-    fn decide(&self, open: Open, more: Rows, limits: &Limits) -> (Decided, Option<Rewind>) {
-        let (first, mut last) = open.bounds.expect("an empty batch is not closed");
-        let (mut rows, mut ids) = if more.is_empty() {
-            (open.rows, open.ids)
-        } else {
-            let merged = merge(&open.rows, &more);
-            let ids = index(&merged);
-            (merged, ids)
-        };
-        let (mut not_kept, mut outgoing) = (open.not_kept, open.outgoing);
-        let mut runs = Runs::join(not_kept.iter().copied(), &rows.offset);
-        let mut rewind = None;
-        if runs.pack(first).len() > limits.not_kept && not_kept.len() > 1 {
-            // As many decisions as can be listed; the rows behind them come again.
-            let fits = |listed: usize| {
-                Runs::join(not_kept[..listed].iter().copied(), &rows.offset).pack(first).len()
-                    <= limits.not_kept
-            };
-            let (mut low, mut high) = (1, not_kept.len());
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
-                if fits(middle) { low = middle } else { high = middle }
-            }
-            not_kept.truncate(low);
-            last = not_kept.last().map_or(first, |(offset, _)| *offset);
-            runs = Runs::join(not_kept.iter().copied(), &rows.offset);
-            rewind = Some(Rewind(last + 1));
-            rows = select(&rows, |offset| offset <= last);
-            ids = index(&rows);
-            outgoing.retain(|outgoing| outgoing.message.offset <= last);
-        }
-        let batch_seq = self.done_seq + 1 + i64::from(self.in_flight.is_some());
-        let batch = PlannedBatch { partition: self.place.partition, batch_seq, rows };
-        let (markers, ahead) = marker::fold(open.heard, last);
-        let decided = Decided {
-            batch: Arc::new(batch),
-            ids,
-            first,
-            last,
-            not_kept: runs,
-            outgoing: Arc::new(outgoing),
-            markers,
-            ahead,
-            charge: open.charge,
-            opened: open.opened,
-            oldest: open.oldest,
-            tally: open.tally,
-        };
-        (decided, rewind)
     }
 
     /// A batch that could go now: none is in flight and this one is decided.
@@ -410,8 +438,10 @@ impl Ledger {
         Some(decided)
     }
 
-    /// The batch in flight is done: its ids belong into the filter now, its charge is free.
-    pub fn finish(&mut self) -> Option<Arc<Decided>> {
+    /// The batch in flight is done, but for the rows at `refused`, which storage does not take: its ids belong into the filter now, its
+    /// charge is free.
+    pub fn finish(&mut self, refused: &[i64]) -> Option<Arc<Decided>> {
+        self.count_done(refused);
         let decided = self.in_flight.take()?;
         self.done_seq = decided.batch.batch_seq;
         self.next = decided.last + 1;
@@ -450,47 +480,4 @@ impl Ledger {
         self.position = offset;
         charge
     }
-}
-
-impl Open {
-    fn defer(&mut self, message: OwnedMessage, id: Option<Identity>, by_registry: bool) {
-        self.deferred_ids.extend(id);
-        self.deferred.push(Deferred { message, by_registry });
-    }
-}
-
-/// What becomes of a message that is not kept.
-enum Fate {
-    Duplicate,
-    Marker,
-    Forward { partition: i32, hops: u32 },
-    Refused(Refusal),
-}
-
-impl Fate {
-    fn not_kept(&self) -> NotKept {
-        match self {
-            Self::Duplicate => NotKept::Duplicate,
-            Self::Marker => NotKept::Marker,
-            Self::Forward { .. } => NotKept::Forwarded,
-            Self::Refused(refusal) => NotKept::Refused(refusal.reason),
-        }
-    }
-
-    fn action(self) -> Option<Action> {
-        match self {
-            Self::Duplicate | Self::Marker => None,
-            Self::Forward { partition, hops } => Some(Action::Forward { partition, hops }),
-            Self::Refused(Refusal { reason, error, .. }) => Some(Action::DeadLetter { reason, error }),
-        }
-    }
-}
-
-/// An identity that is kept already: the same content is a duplicate, other content a conflict.
-fn repeated(kept: [u8; 16], now: [u8; 16]) -> Fate {
-    if kept == now {
-        return Fate::Duplicate;
-    }
-    let error = "the identity is stored with other content".to_string();
-    Fate::Refused(Refusal { reason: Reason::Conflict, error, by_registry: false })
 }

@@ -18,6 +18,7 @@ pub mod link;
 pub mod marker;
 pub mod message;
 pub mod plan;
+pub mod quota;
 pub mod rebuild;
 pub mod service;
 pub mod services;

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Thread;
 
 use tokio::sync::oneshot;
+use usage_control::{QuotaCounts, QuotaKey, Quotas};
 use usage_storage::StoredId;
 use uuid::Uuid;
 
@@ -39,6 +40,9 @@ pub enum Event {
         question: u64,
         registry: Option<Arc<Registry>>,
         found: Vec<StoredId>,
+        /// Counters of quotas.
+        counters: Vec<QuotaKey>,
+        counts: QuotaCounts,
     },
     /// How the shipping of a batch ended.
     Shipped {
@@ -52,6 +56,8 @@ pub enum Event {
         ticket: Ticket,
     },
     Registry(Arc<Registry>),
+    /// A reading of the quotas ended; `None` if they could not be read.
+    Quotas(Option<Arc<Quotas>>),
     FilterLoaded {
         ticket: Ticket,
         load: u64,

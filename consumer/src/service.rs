@@ -10,7 +10,7 @@ use rdkafka::producer::FutureProducer;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use usage_control::{Control, ControlError};
+use usage_control::{Control, ControlError, Quotas};
 use usage_schemas::codec::Decoder;
 use usage_service::error_chain::error_chain;
 use usage_service::health::Health;
@@ -20,7 +20,7 @@ use usage_storage::Storage;
 use crate::config::Config;
 use crate::context::Context;
 use crate::dead_letter::Sender;
-use crate::judge::Judge;
+use crate::judge::{Judge, Registry};
 use crate::link::Link;
 use crate::plan::not_kept_limit;
 use crate::services::Services;
@@ -75,6 +75,8 @@ pub async fn run(
         limits,
         budget: config.consumer.budget(),
         registry_refresh: config.consumer.registry_refresh,
+        quota_refresh: config.consumer.quota_refresh,
+        quota_keep: config.consumer.quota_keep,
     };
     let mut member: BaseConsumer<Context> = config.member().create_with_context(Context::default())?;
 
@@ -92,8 +94,11 @@ pub async fn run(
             Services::new(storage.writer(), control, sender, reader, link, checked.metadata_limit, retry_max);
         let services = Arc::new(services);
         wake_on(&runtime, &stop, owner);
-        let Some(registry) = runtime.block_on(first_registry(&services, &stop)) else { return Ok(()) };
-        let judge = Judge { decoder: Decoder::new(), bounds, registry: Arc::new(registry) };
+        let Some((registry, quotas)) = runtime.block_on(first_registry(&services, &stop)) else {
+            return Ok(());
+        };
+        let (registry, quotas) = (Arc::new(registry), Arc::new(quotas));
+        let judge = Judge { decoder: Decoder::new(), bounds, registry, quotas };
         let mut worker = Worker::new(settings, services, events, runtime, judge, signs);
         let result = worker.run(&member, &stop);
         close(member);
@@ -154,11 +159,12 @@ fn wake_on(runtime: &Handle, shutdown: &CancellationToken, owner: std::thread::T
     });
 }
 
-async fn first_registry(services: &Services, shutdown: &CancellationToken) -> Option<crate::judge::Registry> {
+/// Registry and quotas: nothing is decided before both are known.
+async fn first_registry(services: &Services, shutdown: &CancellationToken) -> Option<(Registry, Quotas)> {
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
     loop {
-        match services.registry().await {
-            Ok(registry) => return Some(registry),
+        match tokio::try_join!(services.registry(), services.control.quotas()) {
+            Ok((registry, rules)) => return Some((registry, Quotas::new(rules))),
             Err(error) => {
                 tracing::warn!(error = %error_chain(&error), "the registry can't be read");
                 tokio::select! {

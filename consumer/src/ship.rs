@@ -43,13 +43,14 @@ impl Shipment {
         CommitItem { ticket: self.ticket.clone(), offset: self.offset, metadata: self.plan.to_text() }
     }
 
-    fn advance(&self) -> Advance {
+    fn advance(&self, refused: &[i64]) -> Advance {
         Advance {
             partition: self.ticket.partition,
             batch_seq: self.plan.batch_seq,
             next_offset: self.plan.last + 1,
             markers: self.decided.markers.clone(),
             forwards: self.forwards.clone(),
+            quota_counts: self.decided.spent.counts(refused),
         }
     }
 
@@ -187,7 +188,7 @@ async fn all_revoked(shipments: &[Shipment]) {
 }
 
 async fn advance_jointly(services: &Arc<Services>, shipments: Vec<Shipment>) {
-    let advances: Vec<Advance> = shipments.iter().map(Shipment::advance).collect();
+    let advances: Vec<Advance> = shipments.iter().map(|shipment| shipment.advance(&[])).collect();
     match advance(services, &advances).await {
         Ok(()) => shipments.iter().for_each(|shipment| shipment.done(services, Vec::new())),
         Err(error) => {
@@ -373,7 +374,7 @@ impl Single<'_> {
                 Ok(Some(Stage::Settle))
             }
             Stage::Advance => {
-                let result = advance(services, &[self.shipment.advance()]).await;
+                let result = advance(services, &[self.shipment.advance(&self.refused)]).await;
                 if let Err(ControlError::NoProgress(_)) = result {
                     // The row of the takeover is gone: the database was restored.
                     services.control.open_progress(partition).await?;

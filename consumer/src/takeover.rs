@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use tokio::task::JoinHandle;
-use usage_control::{Advance, ControlError, Partitions};
+use usage_control::{Advance, ControlError, Partitions, Quotas};
 use usage_service::error_chain::error_chain;
 use usage_service::{clock, fail_point};
 use usage_storage::{PlannedBatch, StorageError, Writer};
@@ -21,6 +21,7 @@ use crate::filter::IdFilter;
 use crate::judge::Place;
 use crate::link::{Event, Link};
 use crate::plan::{Plan, done_text};
+use crate::quota::spent_by_plan;
 use crate::rebuild::{RebuildError, Rebuilt, rebuild};
 use crate::services::Services;
 use crate::ship::refused_letters;
@@ -40,6 +41,8 @@ pub struct Taken {
     pub filter: IdFilter,
     /// Of the topic whose offsets these are.
     pub topic_id: Option<Uuid>,
+    /// Offsets below were held to quotas and counted before a restore.
+    pub quotas_from: i64,
 }
 
 /// Why a takeover did not end.
@@ -206,10 +209,12 @@ impl Takeover<'_> {
             Some(id) => self.services.control.set_topic_id(partition, id).await?,
             None => {}
         }
+        // Of a topic made anew the offsets mean other rows.
+        let quotas_from = progress.quotas_from.filter(|_| !found.made_anew).unwrap_or(0);
         let next = match plan {
             None => offset,
             Some(plan) => {
-                self.carry_out(offset, &plan).await?;
+                self.carry_out(offset, &plan, quotas_from).await?;
                 plan.last + 1
             }
         };
@@ -227,7 +232,7 @@ impl Takeover<'_> {
             "partition taken over"
         );
         let place = Place { partition, count: counts.current };
-        Ok(Taken { place, done_seq, next, filter, topic_id })
+        Ok(Taken { place, done_seq, next, filter, topic_id, quotas_from })
     }
 
     /// The topic was deleted and made again: what is committed speaks of rows that are gone. The new commit comes before the new id
@@ -259,10 +264,13 @@ impl Takeover<'_> {
     }
 
     /// Same rows, same number, no decision again.
-    async fn carry_out(&mut self, offset: i64, plan: &Plan) -> Result<(), Fail> {
+    async fn carry_out(&mut self, offset: i64, plan: &Plan, quotas_from: i64) -> Result<(), Fail> {
         let partition = self.ticket.partition;
         let rows = self.services.reader.rows(partition, plan.first, plan.last).await?;
         fail_point!("takeover.planned");
+        let quotas = Quotas::new(self.services.control.quotas().await?);
+        let spent = spent_by_plan(plan, &rows, &self.services.decoder, &quotas, quotas_from);
+        let mut refused = Vec::new();
         let Rebuilt { batch, mut outgoing, markers } =
             rebuild(plan, partition, rows, &self.services.decoder)?;
         tracing::info!(
@@ -282,6 +290,7 @@ impl Takeover<'_> {
                     tracing::warn!(partition, code, message, "storage refuses rows of the plan");
                     let (reduced, letters) = self.refuse(offset, plan, &batch).await?;
                     batch = Arc::new(reduced);
+                    refused.extend(letters.iter().map(|letter| letter.message.offset));
                     outgoing.extend(letters);
                     if !batch.rows.is_empty() {
                         self.services.writer.settle(&[batch.clone()]).await?;
@@ -298,7 +307,8 @@ impl Takeover<'_> {
         let forwards = self.services.sender.send_all(partition, &outgoing).await.map_err(Fail::Send)?;
         fail_point!("takeover.sent");
         let (batch_seq, next_offset) = (plan.batch_seq, plan.last + 1);
-        let advance = Advance { partition, batch_seq, next_offset, markers, forwards };
+        let quota_counts = spent.counts(&refused);
+        let advance = Advance { partition, batch_seq, next_offset, markers, forwards, quota_counts };
         self.services.control.advance(&[advance]).await?;
         fail_point!("takeover.carried_out");
         Ok(())

@@ -26,6 +26,7 @@ fn status(why: NotKept) -> Option<&'static str> {
         NotKept::Refused(Reason::BadSignature | Reason::UnknownSource | Reason::ForbiddenTenant) => {
             Some("auth_denied")
         }
+        NotKept::Refused(Reason::QuotaExceeded) => Some("quota_exceeded"),
         NotKept::Refused(_) => Some("validation_error"),
     }
 }
@@ -62,6 +63,10 @@ pub fn shipped(decided: &Decided, refused: &[i64]) {
     ahead(decided.batch.partition, &decided.ahead);
     for ((tenant, why), records) in &decided.tally {
         not_kept(*tenant, *why, *records);
+    }
+    for (source, records) in &decided.over_quota {
+        metrics::counter!(metric_names::CONSUMER_OVER_QUOTA_TOTAL, "source" => source.clone())
+            .increment(*records);
     }
     if !refused.is_empty() {
         not_kept(None, NotKept::Refused(Reason::StorageRefused), refused.len() as u64);

@@ -21,7 +21,12 @@ pub fn judge() -> Judge {
     registry.keys.add(SOURCE, "k1", KEY, 0, None);
     registry.types.insert("llm.tokens".into(), Kind::Counter);
     registry.types.insert("vm.memory".into(), Kind::Gauge);
-    Judge { decoder: Decoder::new(), bounds: Bounds::default(), registry: Arc::new(registry) }
+    Judge {
+        decoder: Decoder::new(),
+        bounds: Bounds::default(),
+        registry: Arc::new(registry),
+        quotas: Arc::default(),
+    }
 }
 
 pub fn record(tenant: Uuid, key: &str, units: i64) -> UsageRecord {

@@ -55,6 +55,10 @@ pub struct WorkerSettings {
     pub budget: Charge,
     /// Age at which the registry is read again.
     pub registry_refresh: Duration,
+    /// Age at which the quotas are read again.
+    pub quota_refresh: Duration,
+    /// How long counters of quotas stay after their window's end.
+    pub quota_keep: Duration,
 }
 
 /// What a worker shows to the health checks.
@@ -96,6 +100,10 @@ pub struct Worker {
     tick_runs: bool,
     ticked: Instant,
     registry_asked: Instant,
+    /// One reading at a time: an older one must not come last.
+    quotas_run: bool,
+    quotas_asked: Instant,
+    quotas_swept: Instant,
     completeness_asked: Instant,
     /// When stopped partitions were named last, and silent ones looked after.
     alarmed: Instant,
@@ -109,7 +117,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker whose events come from `services.link`; `judge` has the registry as it was read at the start.
+    /// A worker whose events come from `services.link`; `judge` has registry and quotas as they were read at the start.
     pub fn new(
         settings: WorkerSettings,
         services: Arc<Services>,
@@ -137,6 +145,9 @@ impl Worker {
             tick_runs: false,
             ticked: now,
             registry_asked: now,
+            quotas_run: false,
+            quotas_asked: now,
+            quotas_swept: now,
             completeness_asked: now,
             alarmed: now,
             listened: now,

@@ -52,7 +52,7 @@ pub fn produce(topic: &str, backlog: &Backlog, progress: impl Fn(u64)) -> anyhow
         let tenant = tenants[random.random_range(0..tenants.len())];
         let at = start + step * i64::try_from(number)?;
         let record = record(tenant, number, at, &mut random)?;
-        send(&producer, topic, &encoder, &key, &record)?;
+        send(&producer, topic, names::DEFAULT_PARTITIONS, &encoder, &key, &record)?;
         if number % 10_000 == 0 {
             progress(number);
         }
@@ -81,9 +81,11 @@ fn record(tenant_id: Uuid, number: u64, at: i64, random: &mut StdRng) -> anyhow:
     })
 }
 
-fn send(
+/// Signs and produces a record of the demo's source.
+pub(crate) fn send(
     producer: &ThreadedProducer<DefaultProducerContext>,
     topic: &str,
+    partitions: i32,
     encoder: &Encoder,
     key: &SigningKey,
     record: &UsageRecord,
@@ -102,7 +104,7 @@ fn send(
             headers = headers.insert(Header { key: name, value: Some(value) });
         }
         let message = BaseRecord::to(topic)
-            .partition(partition::partition_of(record.tenant_id, names::DEFAULT_PARTITIONS))
+            .partition(partition::partition_of(record.tenant_id, partitions))
             .key(&message_key)
             .payload(&value)
             .headers(headers);
@@ -117,7 +119,7 @@ fn send(
     }
 }
 
-fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
     let digits = text
         .as_bytes()
         .chunks(2)

@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod backlog;
 pub mod chaos;
+pub mod flood;
 pub mod pipeline;
 pub mod recovery;
 pub mod report;

@@ -13,6 +13,7 @@ usage: cargo xtask COMMAND
   test                     formatting, lints and all tests on a stack of their own
   bench drain [ARG…]       how fast the consumer drains a full topic, on a stack of its own, built with --release
   bench recovery [ARG…]    how soon a backlog is gone after ClickHouse was away, and what emitters feel of it
+  bench quota [ARG…]       what a quiet tenant feels of one that floods its partition over its quota
   chaos [--release] [ARG…] faults drawn from a seed against a whole pipeline of its own, judged by what its source committed;
                            --seed N --minutes M --rate R --records N --faults KIND,KIND --plan (docs/chaos.md)
   ci                       test, and cargo-deny if it is installed
@@ -73,7 +74,7 @@ impl fmt::Display for BadArguments {
 }
 
 /// Benchmarks that there are.
-const BENCHES: [&str; 2] = ["drain", "recovery"];
+const BENCHES: [&str; 3] = ["drain", "recovery", "quota"];
 
 /// Reads the arguments after the program's name.
 pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, BadArguments> {
@@ -173,8 +174,11 @@ mod tests {
     fn bench_needs_a_name_that_there_is() {
         let expected = Command::Bench { name: "drain".to_owned(), rest: strings(&["--records", "9"]) };
         assert_eq!(parsed("bench drain --records 9"), Ok(expected));
-        assert_eq!(parsed("bench"), Err("bench needs a name: drain, recovery".to_owned()));
-        assert_eq!(parsed("bench fast"), Err("there is no bench \"fast\", only: drain, recovery".to_owned()));
+        assert_eq!(parsed("bench"), Err("bench needs a name: drain, recovery, quota".to_owned()));
+        assert_eq!(
+            parsed("bench fast"),
+            Err("there is no bench \"fast\", only: drain, recovery, quota".to_owned())
+        );
     }
 
     #[test]
@@ -188,7 +192,9 @@ mod tests {
 
     #[test]
     fn the_usage_names_every_command() {
-        for command in ["up", "down", "demo", "test", "bench drain", "chaos", "bench recovery", "ci"] {
+        for command in
+            ["up", "down", "demo", "test", "bench drain", "chaos", "bench recovery", "bench quota", "ci"]
+        {
             assert!(USAGE.lines().any(|line| line.trim_start().starts_with(command)), "{command}");
         }
     }

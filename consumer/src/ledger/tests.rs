@@ -2,14 +2,16 @@
 
 mod cases;
 mod orders;
+mod quotas;
 
 use std::time::Duration;
 
+use usage_schemas::Reason;
 use uuid::Uuid;
 
 use super::*;
 use crate::batch::Decided;
-use crate::plan::{Committed, METADATA_LIMIT};
+use crate::plan::{Committed, METADATA_LIMIT, NotKept};
 use crate::testing::{copy, judge};
 
 const PLACE: Place = Place { partition: 0, count: 1 };
@@ -28,7 +30,7 @@ fn tenant() -> Uuid {
     Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888)
 }
 
-/// One partition with its log, storage and filter, all in memory.
+/// One partition with its log, storage, filter and counters, all in memory.
 struct World {
     ledger: Ledger,
     judge: Judge,
@@ -40,11 +42,16 @@ struct World {
     stored: HashMap<Identity, [u8; 16]>,
     /// Batches that were done, in order.
     done: Vec<Arc<Decided>>,
-    /// What storage said when closed batches asked; answers may come late, even after a rewind.
-    found: Vec<(u64, HashMap<Identity, [u8; 16]>)>,
+    /// What the database has: the last batch, and what quotas have counted up to it.
+    advanced: i64,
+    counted: HashMap<QuotaKey, i64>,
+    /// What storage and the database said when closed batches asked; answers may come late, even after a rewind.
+    found: Vec<Answer>,
     used: Charge,
     /// Number of the last question.
     asked: u64,
+    /// Counters that a ledger holds.
+    most: usize,
 }
 
 impl World {
@@ -58,9 +65,12 @@ impl World {
             reading: 0,
             stored: HashMap::new(),
             done: Vec::new(),
+            advanced: 10,
+            counted: HashMap::new(),
             found: Vec::new(),
             used: Charge::default(),
             asked: 0,
+            most: 100,
         }
     }
 
@@ -98,16 +108,20 @@ impl World {
             let id = (probe.tenant_id, probe.record_id);
             Some((id, *self.stored.get(&id)?))
         };
-        self.found.push((question.number, question.probes.iter().filter_map(ask).collect()));
+        let stored = question.probes.iter().filter_map(ask).collect();
+        let records = question.counters.iter().map(|key| self.counted.get(key).copied().unwrap_or(0));
+        let counts = QuotaCounts { batch_seq: self.advanced, records: records.collect() };
+        let counters = question.counters.clone();
+        self.found.push(Answer { number: question.number, stored, counters, counts });
     }
 
     fn answer(&mut self) {
         if self.found.is_empty() {
             return;
         }
-        let (number, found) = self.found.remove(0);
+        let found = self.found.remove(0);
         let (again, cut) =
-            self.ledger.answer(number, &self.judge, &self.filter, &found, &self.limits, &mut self.asked);
+            self.ledger.answer(&found, &self.judge, &self.filter, &self.limits, &mut self.asked);
         again.into_iter().for_each(|question| self.ask(&question));
         cut.into_iter().for_each(|cut| self.rewound(cut));
     }
@@ -116,8 +130,20 @@ impl World {
         self.ledger.start();
     }
 
+    /// The transaction that ends the batch in flight; the owner hears of it later.
+    fn advance(&mut self) {
+        let Some(batch) = self.ledger.in_flight() else { return };
+        if batch.batch.batch_seq > self.advanced {
+            self.advanced = batch.batch.batch_seq;
+            for (key, records) in batch.spent.counts(&[]) {
+                *self.counted.entry(key).or_default() += records;
+            }
+        }
+    }
+
     fn finish(&mut self) {
-        if let Some(decided) = self.ledger.finish() {
+        self.advance();
+        if let Some(decided) = self.ledger.finish(&[]) {
             let rows = &decided.batch.rows;
             let ids = rows.tenant_id.iter().zip(&rows.record_id);
             for ((tenant, id), hash) in ids.zip(&rows.content_hash) {

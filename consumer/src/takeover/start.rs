@@ -146,7 +146,7 @@ mod tests {
             first_count: 12,
             stored_seq: 40,
             made_anew: false,
-            progress: Progress { kafka_partition: 3, batch_seq: 41, next_offset },
+            progress: Progress { kafka_partition: 3, batch_seq: 41, next_offset, quotas_from: None },
             committed: committed
                 .map(|(offset, metadata)| CommittedOffset { offset, metadata: metadata.into() }),
             log: (100, 900),

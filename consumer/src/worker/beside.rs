@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use usage_control::{QuotaCounts, Quotas};
 use usage_service::error_chain::error_chain;
-use usage_service::{clock, metric_names};
+use usage_service::{clock, fail_point, metric_names};
 use usage_storage::StorageError;
 
 use crate::counts;
@@ -14,7 +15,10 @@ use crate::takeover::load_filter;
 use crate::telemetry;
 use crate::ticket::Ticket;
 
-/// Asks storage and the registry what a closed batch wants to know.
+/// Counters of a partition that one sweep removes at most.
+const SWEPT_AT_ONCE: i64 = 10_000;
+
+/// Asks storage, the registry and the counters of quotas what a closed batch wants to know.
 pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
     let mut attempts = services.attempts("lookup", &ticket);
     let registry = if question.registry {
@@ -29,11 +33,21 @@ pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question)
         let Some(found) = attempts.until_ok(|| services.writer.find(&question.probes)).await else { return };
         found
     };
+    let counts = if question.counters.is_empty() {
+        QuotaCounts::default()
+    } else {
+        fail_point!("consumer.count");
+        let ask = || services.control.quota_counts(ticket.partition, &question.counters);
+        let Some(counts) = attempts.until_ok(ask).await else { return };
+        fail_point!("consumer.counted");
+        counts
+    };
     let hits = found.len() as u64;
     let misses = (question.probes.len() as u64).saturating_sub(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
-    services.link.report(Event::Answered { ticket, question: question.number, registry, found });
+    let Question { number: question, counters, .. } = question;
+    services.link.report(Event::Answered { ticket, question, registry, found, counters, counts });
 }
 
 pub async fn refresh(services: Arc<Services>) {
@@ -41,6 +55,24 @@ pub async fn refresh(services: Arc<Services>) {
         Ok(registry) => services.link.report(Event::Registry(Arc::new(registry))),
         // What is known stays; what is not known is read again before it is refused.
         Err(error) => tracing::warn!(error = %error, "the registry can't be read"),
+    }
+}
+
+pub async fn refresh_quotas(services: Arc<Services>) {
+    let rules = services.control.quotas().await;
+    if let Err(error) = &rules {
+        // Those that are known go on holding.
+        tracing::warn!(error = %error_chain(error), "the quotas can't be read");
+    }
+    services.link.report(Event::Quotas(rules.ok().map(|rules| Arc::new(Quotas::new(rules)))));
+}
+
+/// Removes counters of windows that ended before the partitions' times (seconds since the Unix epoch).
+pub async fn sweep_quotas(services: Arc<Services>, ended: Vec<(i32, i64)>) {
+    match services.control.sweep_quota_counters(&ended, SWEPT_AT_ONCE).await {
+        Ok(0) => {}
+        Ok(swept) => tracing::debug!(swept, "counters of quotas are removed"),
+        Err(error) => tracing::warn!(error = %error_chain(&error), "old counters of quotas can't be removed"),
     }
 }
 

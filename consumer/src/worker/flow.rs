@@ -1,18 +1,19 @@
 //! The way of batches through the owner's thread: events from beside it, closing, shipping, and what is done by time.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use usage_service::{clock, fail_point, metric_names};
 use usage_storage::StoredId;
 use uuid::Uuid;
 
-use super::beside::{answer, look_at_topic, refresh, reload_filter, roll_up, show_completeness};
+use super::beside::{
+    answer, look_at_topic, refresh, refresh_quotas, reload_filter, roll_up, show_completeness, sweep_quotas,
+};
 use super::held::{Drain, Held, Running, Sight, State};
 use super::release::mark;
 use super::{SEEK_TRIES, TICK, Worker};
 use crate::commit::CommitOutcome;
-use crate::ledger::{Ledger, Rewind};
+use crate::ledger::{Answer, Ledger, Rewind};
 use crate::link::{Event, Fate};
 use crate::ship::{Shipment, ship};
 use crate::takeover::Taken;
@@ -32,6 +33,8 @@ const COMPLETENESS: Duration = Duration::from_secs(10);
 /// How often the topic is looked at: one that was made anew is noticed by nothing else, if its log has grown beyond the
 /// worker's position meanwhile.
 const TOPIC_REFRESH: Duration = Duration::from_secs(10);
+/// How often counters of quotas are swept.
+const SWEEP: Duration = Duration::from_secs(60);
 /// How long nothing must be in hand before the commit says so.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -51,12 +54,15 @@ impl Worker {
             Event::TakenOver { ticket, taken } => self.taken_over(&ticket, *taken),
             Event::Waits { ticket, why } => self.wait(&ticket, why),
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
-            Event::Answered { ticket, question, registry, found } => {
+            Event::Answered { ticket, question, registry, found, counters, counts } => {
                 if let Some(registry) = registry {
                     self.judge.refresh(registry);
                     self.registry_asked = Instant::now();
                 }
-                self.answered(&ticket, question, &found);
+                let identity =
+                    |stored: &StoredId| ((stored.tenant_id, stored.record_id), stored.content_hash);
+                let stored = found.iter().map(identity).collect();
+                self.answered(&ticket, &Answer { number: question, stored, counters, counts });
             }
             Event::Shipped { ticket, fate } => self.shipped(&ticket, fate),
             Event::WriteFree => self.writes = self.writes.saturating_sub(1),
@@ -68,6 +74,12 @@ impl Worker {
                 }
             }
             Event::Registry(registry) => self.judge.refresh(registry),
+            Event::Quotas(quotas) => {
+                self.quotas_run = false;
+                if let Some(quotas) = quotas {
+                    self.judge.quotas = quotas;
+                }
+            }
             Event::FilterLoaded { ticket, load, filter } => {
                 // One that was begun before the partition was taken over again lacks what was stored since.
                 if let Some(running) = self.running(&ticket)
@@ -100,8 +112,8 @@ impl Worker {
             return;
         }
         metrics::histogram!(metric_names::CONSUMER_TAKEOVER_SECONDS).record(held.since.elapsed());
-        let Taken { place, done_seq, next, filter, topic_id } = taken;
-        let ledger = Ledger::new(place, done_seq, next, Instant::now());
+        let Taken { place, done_seq, next, filter, topic_id, quotas_from } = taken;
+        let ledger = Ledger::new(place, done_seq, next, Instant::now()).with_quotas_from(quotas_from);
         held.topic_id = topic_id;
         held.state = State::Running(Box::new(Running::new(ledger, filter, limits)));
     }
@@ -184,18 +196,15 @@ impl Worker {
         running.seek = Some(offset);
     }
 
-    fn answered(&mut self, ticket: &Ticket, question: u64, found: &[StoredId]) {
-        let identity = |stored: &StoredId| ((stored.tenant_id, stored.record_id), stored.content_hash);
-        let found: HashMap<_, _> = found.iter().map(identity).collect();
+    fn answered(&mut self, ticket: &Ticket, found: &Answer) {
         let Some(held) = self.held.get_mut(&ticket.partition).filter(|held| held.ticket == *ticket) else {
             return;
         };
         let Some(running) = held.running_mut() else { return };
         let (again, cut) = running.ledger.answer(
-            question,
+            found,
             &self.judge,
             &running.filter,
-            &found,
             &running.limits,
             &mut self.last_question,
         );
@@ -214,7 +223,8 @@ impl Worker {
         match fate {
             Fate::Done { refused } => {
                 fail_point!("consumer.finish");
-                let Some(decided) = running.ledger.finish() else { return };
+                let Some(decided) = running.ledger.finish(&refused) else { return };
+                running.done_time = Some(decided.oldest);
                 let rows = &decided.batch.rows;
                 let stored = rows.record_id.iter().zip(&rows.offset);
                 running.stored(stored.filter(|(_, offset)| !refused.contains(offset)).map(|(id, _)| id));
@@ -367,6 +377,15 @@ impl Worker {
             self.registry_asked = now;
             self.runtime.spawn(refresh(self.services.clone()));
         }
+        if !self.quotas_run && now.duration_since(self.quotas_asked) >= self.settings.quota_refresh {
+            self.quotas_run = true;
+            self.quotas_asked = now;
+            self.runtime.spawn(refresh_quotas(self.services.clone()));
+        }
+        if now.duration_since(self.quotas_swept) >= SWEEP {
+            self.quotas_swept = now;
+            self.sweep_quotas();
+        }
         if now.duration_since(self.completeness_asked) >= COMPLETENESS {
             self.completeness_asked = now;
             self.runtime.spawn(show_completeness(self.services.clone()));
@@ -400,6 +419,19 @@ impl Worker {
         if !self.tick_runs && !tickets.is_empty() {
             self.tick_runs = true;
             self.runtime.spawn(roll_up(self.services.clone(), tickets));
+        }
+    }
+
+    /// Windows that ended long before what a partition has done last get no more records, unless offsets are set back.
+    fn sweep_quotas(&self) {
+        let keep = i64::try_from(self.settings.quota_keep.as_secs()).unwrap_or(i64::MAX);
+        let ended = |(partition, held): (&i32, &Held)| {
+            let done = held.running()?.done_time?;
+            Some((*partition, (done / 1_000).saturating_sub(keep)))
+        };
+        let ended: Vec<(i32, i64)> = self.held.iter().filter_map(ended).collect();
+        if !ended.is_empty() {
+            self.runtime.spawn(sweep_quotas(self.services.clone(), ended));
         }
     }
 

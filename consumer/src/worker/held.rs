@@ -97,6 +97,8 @@ pub struct Running {
     pub look: Option<Look>,
     /// When the last message came, or the partition was last looked after.
     pub heard: Instant,
+    /// The broker's time of the first row of the last batch that is done, milliseconds since the Unix epoch.
+    pub done_time: Option<i64>,
     /// While the filter is loaded anew: the load's number, and the ids that became durable since.
     pub loading: Option<(u64, Vec<Uuid>)>,
     pub drain: Option<Drain>,
@@ -116,6 +118,7 @@ impl Running {
             seek_failures: 0,
             look: None,
             heard: Instant::now(),
+            done_time: None,
             loading: None,
             drain: None,
         }

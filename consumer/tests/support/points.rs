@@ -94,8 +94,18 @@ pub const LOST: &[Visit] = &[visit("consumer.lost", 1)];
 /// While a takeover begins the log of a topic that was made anew.
 pub const ANEW: &[Visit] = &[visit("takeover.anew", 1)];
 
+/// While counters of quotas are read and written.
+pub const QUOTAS: &[Visit] = &[
+    visit("consumer.count", 1),
+    visit("consumer.counted", 1),
+    visit("control.count", 1),
+    visit("control.counted", 1),
+    visit("control.count", 2),
+    visit("control.counted", 2),
+];
+
 pub fn all() -> impl Iterator<Item = &'static Visit> {
-    [DECIDING, SHIPPING, TAKING_OVER, STOPPING, REFUSING, REFUSING_A_PLAN, REVOKED, LOST, ANEW]
+    [DECIDING, SHIPPING, TAKING_OVER, STOPPING, REFUSING, REFUSING_A_PLAN, REVOKED, LOST, ANEW, QUOTAS]
         .into_iter()
         .flatten()
 }

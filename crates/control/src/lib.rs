@@ -1,4 +1,4 @@
-//! The control database: usage types, source keys, partition counts, and the progress of the consumer and of the sources.
+//! The control database: usage types, source keys, quotas, partition counts, and the progress of the consumer and of the sources.
 //!
 //! Everything is read from and written to the primary: a connection to a server in recovery is refused. Each call ends within
 //! [`CALL_WITHIN`]; [`ControlError::may_pass`] tells what is worth another try.
@@ -9,6 +9,8 @@ mod gaps;
 mod growing;
 mod partitions;
 mod progress;
+mod quota_counters;
+mod quotas;
 mod retired;
 mod sources;
 #[cfg(feature = "testing")]
@@ -31,6 +33,8 @@ pub use gaps::{Gap, Gaps};
 pub use growing::READERS_RELOAD_WITHIN;
 pub use partitions::Partitions;
 pub use progress::{Advance, Progress};
+pub use quota_counters::{QuotaCounts, QuotaKey, QuotaUse};
+pub use quotas::{LONGEST_WINDOW, Quota, QuotaRule, QuotaScope, Quotas};
 pub use retired::OutboxProgress;
 pub use sources::{Placed, SourceKey};
 pub use types::{NewUsageType, Registration, UsageType};

@@ -7,6 +7,7 @@ use usage_schemas::Marker;
 use usage_service::fail_point;
 
 use crate::completeness::{Forward, note};
+use crate::quota_counters::{self, QuotaKey};
 use crate::{Control, ControlError};
 
 /// The progress of one partition.
@@ -17,6 +18,8 @@ pub struct Progress {
     pub batch_seq: i64,
     /// The first offset that is not done; `None` before the first batch.
     pub next_offset: Option<i64>,
+    /// Offsets below were held to quotas and counted when they were read the first time; `None` if there are none.
+    pub quotas_from: Option<i64>,
 }
 
 /// A batch that was done.
@@ -30,6 +33,8 @@ pub struct Advance {
     pub markers: Vec<Marker>,
     /// The records that the batch produced again onto other partitions.
     pub forwards: Vec<Forward>,
+    /// How many records the batch kept of what quotas count.
+    pub quota_counts: Vec<(QuotaKey, i64)>,
 }
 
 impl Control {
@@ -39,10 +44,13 @@ impl Control {
     /// What the database says.
     pub async fn open_progress(&self, partition: i32) -> Result<Progress, ControlError> {
         self.within(async {
-            let insert = sqlx::query("INSERT INTO consumer_progress (kafka_partition) VALUES ($1) ON CONFLICT DO NOTHING");
+            let insert = sqlx::query(
+                "INSERT INTO consumer_progress (kafka_partition) VALUES ($1) ON CONFLICT DO NOTHING",
+            );
             insert.bind(partition).execute(&self.pool).await?;
             let select = sqlx::query_as(
-                "SELECT kafka_partition, batch_seq, next_offset FROM consumer_progress WHERE kafka_partition = $1",
+                "SELECT kafka_partition, batch_seq, next_offset, quotas_from FROM consumer_progress
+                 WHERE kafka_partition = $1",
             );
             Ok(select.bind(partition).fetch_one(&self.pool).await?)
         })
@@ -57,8 +65,11 @@ impl Control {
     pub async fn lower_progress(&self, partition: i32, end: i64) -> Result<(), ControlError> {
         self.within(async {
             let update = sqlx::query(
-                "UPDATE consumer_progress SET next_offset = $2, updated_at = now()
-                 WHERE kafka_partition = $1 AND next_offset > $2",
+                "UPDATE consumer_progress SET
+                   next_offset = CASE WHEN next_offset > $2 THEN $2 ELSE next_offset END,
+                   quotas_from = CASE WHEN quotas_from > $2 THEN $2 ELSE quotas_from END,
+                   updated_at = now()
+                 WHERE kafka_partition = $1 AND (next_offset > $2 OR quotas_from > $2)",
             );
             update.bind(partition).bind(end).execute(&self.pool).await?;
             Ok(())
@@ -66,8 +77,8 @@ impl Control {
         .await
     }
 
-    /// Moves the progress of several partitions in one transaction, and with it what is known of the sources' completeness. Per
-    /// item, in order: true if this call moved it, false if the batch was done before (a repetition after a crash or a lost
+    /// Moves the progress of several partitions in one transaction, and with it what is known of the sources' completeness and what
+    /// quotas have counted. Per item, in order: true if this call moved it, false if the batch was done before (a repetition after a crash or a lost
     /// answer) and nothing was changed for it.
     ///
     /// # Errors
@@ -115,6 +126,7 @@ impl Control {
         .await?;
         let done: Vec<&Advance> = items.iter().filter(|item| moved.contains(&item.partition)).collect();
         note(&mut transaction, &done).await?;
+        quota_counters::add(&mut transaction, &done).await?;
         fail_point!("control.advance");
         transaction.commit().await?;
         Ok(partitions.iter().map(|partition| moved.contains(partition)).collect())
@@ -127,7 +139,8 @@ impl Control {
     pub async fn progress(&self) -> Result<Vec<Progress>, ControlError> {
         self.within(async {
             let select = sqlx::query_as(
-                "SELECT kafka_partition, batch_seq, next_offset FROM consumer_progress ORDER BY kafka_partition",
+                "SELECT kafka_partition, batch_seq, next_offset, quotas_from FROM consumer_progress
+                 ORDER BY kafka_partition",
             );
             Ok(select.fetch_all(&self.pool).await?)
         })

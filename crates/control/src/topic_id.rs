@@ -51,7 +51,8 @@ impl Control {
         self.within(async {
             let mut transaction = self.pool.begin().await?;
             let update = sqlx::query(
-                "UPDATE consumer_progress SET topic_id = $2, next_offset = $3, topic_after_seq = $4, updated_at = now()
+                "UPDATE consumer_progress
+                 SET topic_id = $2, next_offset = $3, topic_after_seq = $4, quotas_from = NULL, updated_at = now()
                  WHERE kafka_partition = $1",
             );
             let updated = update.bind(partition).bind(id).bind(log.0).bind(after_seq).execute(&mut *transaction).await?;

@@ -266,7 +266,7 @@ fn advance(partition: i32, batch_seq: i64, next_offset: i64) -> Advance {
 #[tokio::test]
 async fn progress_moves_forward_only() {
     with_control(|control, _| async move {
-        let new = Progress { kafka_partition: 3, batch_seq: 0, next_offset: None };
+        let new = Progress { kafka_partition: 3, batch_seq: 0, next_offset: None, quotas_from: None };
         assert_eq!(control.open_progress(3).await.unwrap(), new);
         assert_eq!(control.open_progress(3).await.unwrap(), new);
         assert_eq!(control.advance(&[advance(3, 5, 100)]).await.unwrap(), [true]);
@@ -275,7 +275,7 @@ async fn progress_moves_forward_only() {
         assert_eq!(control.advance(&[advance(3, 4, 50)]).await.unwrap(), [false]);
         // After offsets were reset the number still grows while the offset goes back.
         assert_eq!(control.advance(&[advance(3, 6, 0)]).await.unwrap(), [true]);
-        let now = Progress { kafka_partition: 3, batch_seq: 6, next_offset: Some(0) };
+        let now = Progress { kafka_partition: 3, batch_seq: 6, next_offset: Some(0), quotas_from: None };
         assert_eq!(control.open_progress(3).await.unwrap(), now);
     })
     .await;

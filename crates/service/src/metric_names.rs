@@ -67,7 +67,7 @@ macro_rules! metric {
 metric! {
     // ingestion
     USAGE_INGESTION_TOTAL Counter ["tenant_id" "usage_type" "status"] "usage_ingestion_total"
-        "Records that the consumer decided; status is success, dedup, validation_error or auth_denied."
+        "Records that the consumer decided; status is success, dedup, validation_error, auth_denied or quota_exceeded."
     USAGE_INGESTION_LATENCY_MS Histogram(LONG_MILLIS) ["tenant_id"] "usage_ingestion_latency_ms"
         "Milliseconds from the broker's timestamp of a record until its row is in storage."
     USAGE_INGESTION_BATCH_SIZE Histogram(ROWS) ["source_module"] "usage_ingestion_batch_size"
@@ -126,6 +126,8 @@ metric! {
         "Records produced again onto their right partition."
     CONSUMER_MARKERS_AHEAD_TOTAL Counter ["source"] "consumer_markers_ahead_total"
         "Completeness markers more than 5 minutes ahead of the broker's clock, which move nothing: the source's clock is wrong."
+    CONSUMER_OVER_QUOTA_TOTAL Counter ["source"] "consumer_over_quota_total"
+        "Records that became dead letters because the quota of their source and tenant was used up."
     USAGE_SOURCE_LAG_SECONDS Gauge ["source"] "usage_source_lag_seconds"
         "Now minus the time until which the source is complete; infinite while that is not known, 0 once it is retired."
     CONSUMER_PARTITIONS Gauge ["state"] "consumer_partitions"

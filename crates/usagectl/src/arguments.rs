@@ -2,6 +2,7 @@
 
 mod dead_letters;
 pub(crate) mod outbox;
+mod quota;
 mod storage;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub(crate) use dead_letters::{
     CountBy, CountLetters, DeadLetters, DiscardLetters, LetterFilter, ListLetters, Place, ReplayLetters,
     ShowLetters,
 };
+pub(crate) use quota::{Quota, QuotaRemove, QuotaSet, QuotaShow};
 pub(crate) use storage::{Restored, Storage, Verify};
 
 /// Operates the usage collector.
@@ -69,6 +71,9 @@ pub(crate) enum Command {
     /// Usage sources and the keys they sign with
     #[command(subcommand)]
     Source(Source),
+    /// How many records of a source each of its tenants may have kept in a window
+    #[command(subcommand)]
+    Quota(Quota),
     /// Offsets that nobody read
     #[command(subcommand)]
     Gaps(Gaps),
@@ -304,6 +309,21 @@ mod tests {
             ("gaps accept", "--all"),
             ("gaps accept --all --partition 3", "--partition"),
             ("gaps accept --from 3", "--partition"),
+            ("quota set", "SOURCE"),
+            ("quota set mail", "--records"),
+            ("quota set mail --records 5", "--window"),
+            ("quota set mail --records -1 --window 1m", "--records"),
+            ("quota set mail --records 5 --window 500ms", "whole seconds"),
+            ("quota set mail --records 5 --window 32d", "31 days"),
+            ("quota set mail --records 5 --window 1m --unlimited", "--unlimited"),
+            ("quota set Mail --unlimited", "SOURCE"),
+            (
+                "quota set --every-source --tenant 0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e --unlimited",
+                "--tenant",
+            ),
+            ("quota set mail --every-source --unlimited", "--every-source"),
+            ("quota show mail", "--tenant"),
+            ("quota remove", "SOURCE"),
             ("types add tokens --kind sum --unit token", "--kind"),
             ("types add tokens --kind counter", "--unit"),
             ("keys generate", "--dir"),

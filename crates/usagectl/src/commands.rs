@@ -5,6 +5,7 @@ mod gaps;
 mod keys;
 mod migrate;
 mod outbox;
+mod quota;
 mod restored;
 mod source;
 mod topics;
@@ -15,7 +16,7 @@ use usage_control::{Control, ControlError};
 use usage_service::config::{DatabaseConfig, Resolved};
 
 use crate::WrongInput;
-use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Source, Storage, Topics, Types};
+use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Quota, Source, Storage, Topics, Types};
 use crate::settings::SETTINGS;
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -38,6 +39,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Source(Source::Add(options)) => source::add(&config, options).await,
         Command::Source(Source::List(options)) => source::list(&config, &options).await,
         Command::Source(Source::Retire(options)) => source::retire(&config, &options).await,
+        Command::Quota(Quota::Set(options)) => quota::set(&config, &options).await,
+        Command::Quota(Quota::List(options)) => quota::list(&config, &options).await,
+        Command::Quota(Quota::Show(options)) => quota::show(&config, &options).await,
+        Command::Quota(Quota::Remove(options)) => quota::remove(&config, &options).await,
         Command::Gaps(Gaps::List(options)) => gaps::list(&config, &options).await,
         Command::Gaps(Gaps::Accept(options)) => gaps::accept(&config, &options).await,
         Command::Types(Types::Add(options)) => types::add(&config, options).await,

@@ -48,6 +48,19 @@ pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
     if ttl < Duration::from_secs(1) { Err("expected at least 1s".into()) } else { Ok(ttl) }
 }
 
+/// The length of a quota's window, in seconds.
+pub(crate) fn window(text: &str) -> Result<i32, String> {
+    let window = duration(text)?;
+    let seconds = i32::try_from(window.as_secs()).unwrap_or(i32::MAX);
+    if window.subsec_nanos() > 0 || seconds == 0 {
+        Err("expected whole seconds, at least 1s".into())
+    } else if seconds > usage_control::LONGEST_WINDOW {
+        Err("expected at most 31 days".into())
+    } else {
+        Ok(seconds)
+    }
+}
+
 /// RFC 3339 as microseconds since the Unix epoch.
 pub(crate) fn time(text: &str) -> Result<i64, String> {
     Timestamp::parse(text)

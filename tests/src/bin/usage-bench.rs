@@ -7,8 +7,10 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use usage_tests::backlog::{self, Backlog};
+use usage_tests::flood::{self, Flood};
 use usage_tests::pipeline::{Options, Pipeline};
 use usage_tests::recovery::{self, Outage};
+use usage_tests::report::percentile;
 use usage_tests::usage_of::ProcessUsage;
 
 #[derive(Parser)]
@@ -50,6 +52,24 @@ enum What {
         #[arg(long, default_value_t = 900)]
         patience: u64,
     },
+    /// A tenant floods its partition over its quota; what a quiet one beside it feels.
+    Quota {
+        /// Records a second of the quiet tenant.
+        #[arg(long, default_value_t = 50)]
+        quiet: u64,
+        /// Records a second of the flooding one.
+        #[arg(long, default_value_t = 3_000)]
+        flood: u64,
+        /// Records that it may have kept.
+        #[arg(long, default_value_t = 1_000)]
+        quota: u64,
+        /// Seconds of a turn.
+        #[arg(long, default_value_t = 20)]
+        turn: u64,
+        /// Turns alone, and as many beside the flood.
+        #[arg(long, default_value_t = 3)]
+        turns: u32,
+    },
 }
 
 #[tokio::main]
@@ -67,7 +87,27 @@ async fn main() -> anyhow::Result<()> {
             println!("{}\nevery total equals the source's own truth", recovery::table(&mut recovered));
             Ok(())
         }
+        What::Quota { quiet, flood, quota, turn, turns } => {
+            let turn = Duration::from_secs(turn);
+            quotas(Flood { quiet, flood, quota, turn, turns }).await
+        }
     }
+}
+
+async fn quotas(flood: Flood) -> anyhow::Result<()> {
+    let mut felt = flood::run(flood).await?;
+    let line = |name: &str, times: &mut Vec<Duration>| {
+        let [p50, p99] = [50, 99].map(|percent| percentile(times, percent));
+        println!("quiet tenant {name:>6}: {} records, p50 {p50:.1?}, p99 {p99:.1?}", times.len());
+        [p50, p99].map(|time| time.as_micros().max(1))
+    };
+    println!("from commit to queryable, {} records a second; the flood had {}:", flood.quiet, felt.flooded);
+    let alone = line("alone", &mut felt.alone);
+    let beside = line("beside", &mut felt.beside);
+    let [p50, p99] = [0, 1].map(|i| beside[i] * 100 / alone[i]);
+    println!("beside the flood / alone: p50 {p50} %, p99 {p99} %");
+    println!("no quiet record was lost or refused; the flood was held to its quota");
+    Ok(())
 }
 
 async fn drain(records: u64, tenants: usize, patience: Duration) -> anyhow::Result<()> {

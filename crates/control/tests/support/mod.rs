@@ -50,7 +50,8 @@ pub fn batch(
     markers: &[Marker],
     forwards: &[Forward],
 ) -> Advance {
-    Advance { partition, batch_seq, next_offset, markers: markers.into(), forwards: forwards.into() }
+    let (markers, forwards) = (markers.into(), forwards.into());
+    Advance { partition, batch_seq, next_offset, markers, forwards, ..Advance::default() }
 }
 
 pub async fn until(control: &Control, source: &str) -> Option<i64> {

@@ -284,6 +284,7 @@ impl World {
             next_offset: batch.end as i64,
             markers,
             forwards: batch.forwards.clone(),
+            ..Advance::default()
         };
         assert_eq!(self.control.advance(std::slice::from_ref(&advance)).await.unwrap(), [true]);
         if self.random.random_ratio(1, 5) {

@@ -41,6 +41,7 @@ pub(super) async fn run(config: &Resolved, options: &Restored) -> anyhow::Result
 
     maintenance.empty_rollups().await?;
     control.forget_source_progress().await?;
+    control.spare_quotas().await?;
     // Before the offsets: whoever dies here is repeated and finds the same gaps.
     for reset in &resets {
         for (from, to) in &reset.gaps {
@@ -60,6 +61,7 @@ pub(super) async fn run(config: &Resolved, options: &Restored) -> anyhow::Result
          gone; then run `usagectl verify`. `complete_until` is null until the sources' markers have been read again.\n\
          Messages that were refused before and are read again are decided anew by today's types, keys and policies: some may be kept \
          now, and the others get a second letter, also where the first was discarded.\n\
+         What is read again is neither held to quotas nor counted: records that were refused for their quota may be kept now.\n\
          Corrections made since the backup are not in Kafka; this version keeps no journal of them, and has none to apply."
     );
     Ok(())
