@@ -276,9 +276,8 @@ async fn problem_57_workers_that_die_one_after_another_count_no_batch_twice() {
         ("control.advance", "takeover.carried_out"),
         ("consumer.advanced", "takeover.settled"),
     ];
-    let visits = visits.map(|(point, _)| Visit { point, at: 2 }).into_iter().zip(visits);
-    let (first, second): (Vec<Visit>, BTreeMap<&str, &str>) =
-        visits.map(|(visit, pair)| (visit, pair)).unzip();
+    let first = visits.map(|(point, _)| Visit { point, at: 2 });
+    let second = BTreeMap::from(visits);
     in_lanes(&first, async |lane: &mut Lane, visit: Visit| {
         let visited = Visited::begin(&lane.pipeline).await;
         lane.armed(&visit.armed("kill")).died().await;
