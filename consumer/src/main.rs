@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use usage_consumer::config::{Config, SETTINGS};
 use usage_consumer::service;
+use usage_service::config::{OpenSection, Resolved};
 use usage_service::health::Health;
 use usage_service::lifecycle::{self, STOP_WITHIN};
 use usage_service::{config, fail_points, health, telemetry};
@@ -27,7 +28,8 @@ fn main() -> anyhow::Result<()> {
         print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);
         return Ok(());
     }
-    let config: Config = config::load(SETTINGS, &arguments.config)?;
+    let resolved = Resolved::from_process(SETTINGS, &arguments.config)?;
+    let config: Config = resolved.value()?;
     limit_arenas();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -35,7 +37,7 @@ fn main() -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("the runtime")?;
-    let result = runtime.block_on(run(config));
+    let result = runtime.block_on(run(config, resolved.open_sections()?));
     // Reads that still block have nothing to finish.
     runtime.shutdown_background();
     result
@@ -56,8 +58,9 @@ fn limit_arenas() {
     let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(ARENAS, "2").exec();
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(config: Config, open: Vec<OpenSection>) -> anyhow::Result<()> {
     let telemetry = telemetry::init(&config.telemetry, "usage-consumer")?;
+    open.into_iter().for_each(OpenSection::warn);
     let shutdown = lifecycle::shutdown_on_signals().context("signals")?;
     let health = Health::new(telemetry);
     health::serve(&config.telemetry.listen, health.clone(), shutdown.clone())

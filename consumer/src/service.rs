@@ -55,7 +55,7 @@ pub async fn run(
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    let control = Control::connect_lazy(&config.control_database.url)?;
+    let control = Control::connect_lazy(&config.control_database)?;
     let signs = Signs {
         assigned: health.flag("assignment"),
         heartbeat: Arc::new(AtomicI64::new(clock::now_millis())),

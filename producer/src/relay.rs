@@ -152,7 +152,7 @@ impl Relay {
     pub fn new(config: RelayConfig) -> Result<Self, RelayError> {
         config.check()?;
         let RelayConfig { source_database, kafka, relay: settings } = config;
-        let database = Database::new(&source_database.url, settings.schema.as_deref())?;
+        let database = Database::new(&source_database, settings.schema.as_deref())?;
         let sources = Sources::new(settings.keys()?, settings.default_source.clone());
         let sender = Sender::new(&kafka, &settings)?;
         let waker = Waker::new();

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use secrecy::ExposeSecret as _;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use usage_limits::{Allowance, AllowanceError, Counter, Period, PeriodUse, Zone};
 
@@ -51,18 +50,14 @@ impl Spending {
     /// # Errors
     /// A sentence that names the setting.
     pub fn read(config: &AllowancesConfig) -> Result<Option<Self>, String> {
-        let Some(url) = &config.database_url else {
+        let Some(database) = config.database() else {
             return if config.meters.is_empty() {
                 Ok(None)
             } else {
                 Err("allowances.meters needs allowances.database_url".to_owned())
             };
         };
-        // The error could show the address with its password.
-        let database: PgConnectOptions = url
-            .expose_secret()
-            .parse()
-            .map_err(|_| "allowances.database_url is not like postgres://user@host/database".to_owned())?;
+        let database = database.options().map_err(|error| format!("allowances.database_url {error}"))?;
         let allowance =
             Allowance::new(&config.table).map_err(|error| format!("allowances.table: {error}"))?;
         let meters = config.meters.iter().map(meter).collect::<Result<_, _>>()?;
@@ -140,6 +135,10 @@ mod tests {
             database_url: Some("postgres://usage:secret@127.0.0.1/mails".into()),
             table: "mail_usage".to_owned(),
             meters: vec![meter],
+            allow_plaintext: false,
+            ca_file: None,
+            client_certificate: None,
+            client_key: None,
         }
     }
 

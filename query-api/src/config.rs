@@ -6,17 +6,29 @@ use std::time::Duration;
 use secrecy::SecretString;
 use serde::Deserialize;
 use usage_control::READERS_RELOAD_WITHIN;
-use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Setting, TELEMETRY};
+use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Endpoint, Setting, TELEMETRY};
+use usage_service::error_chain;
 use usage_service::telemetry::TelemetryConfig;
 use usage_storage::clickhouse::ClickHouseConfig;
 
 use crate::allowances::Spending;
 use crate::rates::Rules;
+use crate::tls::Certificate;
 
 /// All settings, see `docs/config.md`.
 pub const SETTINGS: &[Setting] = usage_service::settings![
     &[
-        Setting::text("api.listen", "Address of the API; port 0 takes a free one.").default("127.0.0.1:8080"),
+        Setting::text("api.listen", "Address of the API; port 0 takes a free one.")
+            .default("127.0.0.1:8080")
+            .endpoint(Endpoint::Listen),
+        Setting::bool("api.allow_plaintext", "Listens beyond loopback without TLS, for a proxy that ends it. Warned of at each start.")
+            .default("false"),
+        Setting::text(
+            "api.tls_certificate",
+            "Certificate (PEM) of the API, with those that lead to its authority: it then speaks TLS 1.2 or 1.3 only. Read again when it changes.",
+        )
+        .optional(),
+        Setting::text("api.tls_key", "Private key (PEM) of that certificate.").optional(),
         Setting::text(
             "api.cursor_key",
             "Signs page cursors: at least 32 characters, the same for all instances, so that any of them can go on with a page.",
@@ -51,7 +63,8 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         .default("false"),
         Setting::text("allowances.database_url", "Postgres with a table of allowances that `GET /v1/usage/allowances` reads.")
             .optional()
-            .secret(),
+            .secret()
+            .endpoint(Endpoint::Postgres),
         Setting::text("allowances.table", "That table.").default("usage_allowances"),
         Setting::tables("allowances.meters", "The meters that can be read."),
         Setting::text("allowances.meters[].name", "The meter's name in the table."),
@@ -59,6 +72,7 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::text("allowances.meters[].zone", "IANA zone of the period; UTC if absent.").optional(),
         Setting::integer("allowances.meters[].limit", "The limit of each period; none if absent.").optional(),
     ],
+    usage_service::tls_settings!("allowances"),
     CLICKHOUSE,
     CONTROL_DATABASE,
     TELEMETRY,
@@ -81,7 +95,27 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 pub struct Api {
     pub listen: String,
+    /// Looked at with `listen` when the configuration is read.
+    pub allow_plaintext: bool,
+    pub tls_certificate: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
     pub cursor_key: SecretString,
+}
+
+impl Api {
+    /// The certificate, if the API speaks TLS.
+    ///
+    /// # Errors
+    /// A sentence that names the settings.
+    pub fn certificate(&self) -> Result<Option<Certificate>, String> {
+        match (&self.tls_certificate, &self.tls_key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => Certificate::read(certificate.clone(), key.clone())
+                .map(Some)
+                .map_err(|error| format!("api.tls_certificate, api.tls_key: {}", error_chain(&error))),
+            _ => Err("api.tls_certificate and api.tls_key are only of use together".into()),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,6 +156,24 @@ pub struct AllowancesConfig {
     pub table: String,
     #[serde(default)]
     pub meters: Vec<MeterConfig>,
+    #[serde(default)]
+    pub allow_plaintext: bool,
+    pub ca_file: Option<PathBuf>,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+}
+
+impl AllowancesConfig {
+    /// The database, if one is configured.
+    pub fn database(&self) -> Option<DatabaseConfig> {
+        Some(DatabaseConfig {
+            allow_plaintext: self.allow_plaintext,
+            ca_file: self.ca_file.clone(),
+            client_certificate: self.client_certificate.clone(),
+            client_key: self.client_key.clone(),
+            ..DatabaseConfig::new(self.database_url.clone()?)
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -156,6 +208,7 @@ impl Config {
                 return Err(format!("{path} must be at least 1"));
             }
         }
+        self.api.certificate()?;
         Rules::read(&self.limits)?;
         Spending::read(&self.allowances)?;
         if self.limits.cache * 2 > READERS_RELOAD_WITHIN {

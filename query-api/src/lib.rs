@@ -35,5 +35,6 @@ pub mod shared;
 pub mod state;
 pub mod store;
 pub mod stream;
+pub mod tls;
 pub mod windows;
 pub mod zones;

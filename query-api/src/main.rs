@@ -3,7 +3,7 @@
 use clap::Parser;
 use usage_query_api::config::{Config, SETTINGS};
 use usage_query_api::process;
-use usage_service::config::{self, Cli};
+use usage_service::config::{self, Cli, OpenSection, Resolved};
 use usage_service::{fail_points, lifecycle, telemetry};
 
 /// Answers usage queries over HTTP
@@ -24,8 +24,10 @@ async fn main() -> anyhow::Result<()> {
         println!("{}", config::check::<Config>(SETTINGS, &cli)?);
         return Ok(());
     }
-    let config: Config = config::load(SETTINGS, &cli)?;
+    let resolved = Resolved::from_process(SETTINGS, &cli)?;
+    let config: Config = resolved.value()?;
     let telemetry = telemetry::init(&config.telemetry, "usage-query-api")?;
+    resolved.open_sections()?.into_iter().for_each(OpenSection::warn);
     let shutdown = lifecycle::shutdown_on_signals()?;
     process::run(config, telemetry, shutdown).await?;
     tracing::info!("stopped");

@@ -37,7 +37,7 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     config.validate().map_err(anyhow::Error::msg)?;
     let verifier = TokenVerifier::from_file(&config.auth.key_file, config.auth.issuer, config.auth.audience)
         .context("auth.key_file")?;
-    let control = Control::connect_lazy(&config.control_database.url).context("control_database.url")?;
+    let control = Control::connect_lazy(&config.control_database).context("control_database.url")?;
     let storage = ClickHouseStorage::connect(config.clickhouse);
     let limits = config.limits;
     let counters = rates::counters(&control, config.api.cursor_key.expose_secret().as_bytes())?;
@@ -76,13 +76,18 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
         rates: rates::layer(&counters, rules),
         allowances: allowances.map(|spending| Arc::new(Allowances::connect_lazy(spending))),
     };
-    let server = Server::bind(&config.api.listen, app::router(app, &health))
+    let certificate = config.api.certificate().map_err(anyhow::Error::msg)?.map(Arc::new);
+    if let Some(certificate) = certificate.clone() {
+        let shutdown = shutdown.clone();
+        tokio::spawn(async move { certificate.keep_renewed(shutdown).await });
+    }
+    let server = Server::bind(&config.api.listen, certificate, app::router(app, &health))
         .await
         .with_context(|| format!("api.listen: can't listen on {}", config.api.listen))?;
     health::serve(&config.telemetry.listen, health, shutdown.clone())
         .await
         .with_context(|| format!("telemetry.listen: can't listen on {}", config.telemetry.listen))?;
-    tracing::info!(address = %server.address()?, "serving the API");
+    tracing::info!(address = %server.address()?, tls = server.speaks_tls(), "serving the API");
     server.run(shutdown).await.context("the API's listener failed")
 }
 

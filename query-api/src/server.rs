@@ -1,27 +1,40 @@
 //! Serving until the process is asked to stop.
 
-use std::future::Future;
+use std::future::{Future, IntoFuture as _};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::serve::Listener;
 use tokio::net::TcpListener;
 use usage_service::CancellationToken;
 use usage_service::lifecycle::{STOP_WITHIN, graceful};
 
+use crate::tls::{Certificate, TlsListener};
+
 /// A listener that is bound and serves once its future is polled.
 pub struct Server {
     listener: TcpListener,
+    certificate: Option<Arc<Certificate>>,
     router: Router,
 }
 
 impl Server {
-    /// Binds `listen` (`host:port`, port 0 takes a free one).
+    /// Binds `listen` (`host:port`, port 0 takes a free one). With a certificate it speaks TLS only.
     ///
     /// # Errors
     /// The address can't be bound.
-    pub async fn bind(listen: &str, router: Router) -> std::io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(listen).await?, router })
+    pub async fn bind(
+        listen: &str,
+        certificate: Option<Arc<Certificate>>,
+        router: Router,
+    ) -> std::io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind(listen).await?, certificate, router })
+    }
+
+    pub fn speaks_tls(&self) -> bool {
+        self.certificate.is_some()
     }
 
     /// The address that is served.
@@ -42,9 +55,15 @@ impl Server {
     }
 
     async fn run_within(self, shutdown: CancellationToken, bound: Duration) -> std::io::Result<()> {
-        let serving = axum::serve(self.listener, self.router)
-            .with_graceful_shutdown(shutdown.clone().cancelled_owned());
-        match graceful(&shutdown, bound, serving.into_future()).await {
+        let Self { listener, certificate, router } = self;
+        let served = match certificate {
+            None => graceful(&shutdown, bound, serve(listener, router, &shutdown)).await,
+            Some(certificate) => {
+                let listener = TlsListener::new(listener, certificate);
+                graceful(&shutdown, bound, serve(listener, router, &shutdown)).await
+            }
+        };
+        match served {
             Ok(result) => result,
             Err(late) => {
                 tracing::warn!(error = %late, "requests were cut off");
@@ -52,6 +71,17 @@ impl Server {
             }
         }
     }
+}
+
+async fn serve<L>(listener: L, router: Router, shutdown: &CancellationToken) -> std::io::Result<()>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+{
+    axum::serve(listener, router)
+        .with_graceful_shutdown(shutdown.clone().cancelled_owned())
+        .into_future()
+        .await
 }
 
 #[cfg(test)]
@@ -85,7 +115,7 @@ mod tests {
                 "done"
             }
         };
-        let server = Server::bind("127.0.0.1:0", Router::new().route("/", get(handler))).await.unwrap();
+        let server = Server::bind("127.0.0.1:0", None, Router::new().route("/", get(handler))).await.unwrap();
         let address = server.address().unwrap();
         let shutdown = CancellationToken::new();
         let serving = tokio::spawn(server.run_within(shutdown.clone(), bound));

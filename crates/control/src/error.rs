@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use sqlx::migrate::MigrateError;
+use usage_service::transport::AddressError;
 
 /// A Display never repeats its source.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    #[error("the control database's url is not postgres://user:password@host:port/name")]
-    Url,
+    #[error("the control database's url")]
+    Address(#[from] AddressError),
     #[error("the control database failed")]
     Database(#[source] sqlx::Error),
     #[error("the control database gave no answer within {0:?}")]

@@ -19,13 +19,12 @@ mod topic_id;
 mod types;
 
 use std::future::Future;
-use std::str::FromStr;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret, SecretString};
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
+use usage_service::config::DatabaseConfig;
 
 pub use completeness::{Completeness, Forward, SourceComplete};
 pub use error::ControlError;
@@ -73,9 +72,9 @@ impl Control {
     /// Connects and looks that the server answers and is the primary.
     ///
     /// # Errors
-    /// [`ControlError::Url`] for what is no address; what may pass when the server is away.
-    pub async fn connect(url: &SecretString) -> Result<Self, ControlError> {
-        let control = Self::connect_lazy(url)?;
+    /// [`ControlError::Address`] for what is no address or would be used in plaintext; what may pass when the server is away.
+    pub async fn connect(database: &DatabaseConfig) -> Result<Self, ControlError> {
+        let control = Self::connect_lazy(database)?;
         // Not by way of the pool: that tries a refused connection again until its time is over, and then knows no reason.
         let look = async {
             let mut connection = control.options.connect().await?;
@@ -92,15 +91,10 @@ impl Control {
     /// Like [`Control::connect`], but connects when the first call is made: for processes that start while the server is away.
     ///
     /// # Errors
-    /// [`ControlError::Url`].
-    pub fn connect_lazy(url: &SecretString) -> Result<Self, ControlError> {
-        let url = url.expose_secret();
-        // sqlx takes any scheme, and would look for Postgres behind ClickHouse's address.
-        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-            return Err(ControlError::Url);
-        }
-        let options = PgConnectOptions::from_str(url)
-            .map_err(|_| ControlError::Url)?
+    /// [`ControlError::Address`].
+    pub fn connect_lazy(database: &DatabaseConfig) -> Result<Self, ControlError> {
+        let options = database
+            .options()?
             .application_name("usage-control")
             .log_statements(tracing::log::LevelFilter::Trace);
         let bounded = options.clone().options([

@@ -2,9 +2,9 @@
 
 use std::future::Future;
 
-use secrecy::SecretString;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
+use usage_service::config::DatabaseConfig;
 use uuid::Uuid;
 
 use crate::Control;
@@ -46,7 +46,7 @@ impl TestDatabase {
     /// # Panics
     /// When the server does not answer.
     pub async fn control(&self) -> Control {
-        Control::connect(&SecretString::from(self.url.clone())).await.expect("the new database answers")
+        Control::connect(&DatabaseConfig::new(self.url.clone())).await.expect("the new database answers")
     }
 
     /// Runs a statement in it.

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::ExposeSecret as _;
 use usage_control::testing::{TestDatabase, with_database};
 use usage_control::*;
 use usage_devstack::testing::control_database_url;
 use usage_schemas::Kind;
+use usage_service::config::DatabaseConfig;
 use uuid::Uuid;
 
 /// Runs a test with a migrated control database of its own.
@@ -371,17 +372,19 @@ async fn a_statement_that_waits_for_a_lock_ends_and_may_pass() {
 #[tokio::test]
 async fn a_server_that_is_not_there_may_pass_and_a_wrong_address_not() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let url = SecretString::from(format!("postgres://usage:hunter2@{nobody}/usage"));
-    let error = Control::connect(&url).await.unwrap_err();
+    let database = DatabaseConfig::new(format!("postgres://usage:hunter2@{nobody}/usage"));
+    let error = Control::connect(&database).await.unwrap_err();
     assert!(error.may_pass(), "{error:?}");
     assert!(usage_service::error_chain(&error).contains("refused"), "{error:?}");
-    let lazy = Control::connect_lazy(&url).unwrap();
+    let lazy = Control::connect_lazy(&database).unwrap();
     assert!(lazy.usage_types().await.unwrap_err().may_pass());
     assert!(lazy.migrate().await.unwrap_err().may_pass());
     assert!(!format!("{lazy:?}").contains("hunter2"), "{lazy:?}");
-    for wrong in ["http://127.0.0.1:8123", "postgres://:::", "127.0.0.1", ""] {
-        let error = Control::connect_lazy(&SecretString::from(wrong)).unwrap_err();
-        assert!(matches!(error, ControlError::Url) && !error.may_pass(), "{wrong}: {error:?}");
+    for wrong in
+        ["http://127.0.0.1:8123", "postgres://:::", "127.0.0.1", "", "postgres://usage@db.example/usage"]
+    {
+        let error = Control::connect_lazy(&DatabaseConfig::new(wrong)).unwrap_err();
+        assert!(matches!(error, ControlError::Address(_)) && !error.may_pass(), "{wrong}: {error:?}");
     }
 }
 

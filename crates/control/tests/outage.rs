@@ -1,15 +1,15 @@
 //! A Postgres of its own that is killed and comes back.
 
-use secrecy::SecretString;
 use usage_control::{Advance, Control};
 use usage_devstack::Postgres;
+use usage_service::config::DatabaseConfig;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_during_an_outage_may_pass_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Postgres::start(dir.path()).unwrap();
     server.ensure_database("usage_control").unwrap();
-    let control = Control::connect(&SecretString::from(server.url("usage_control"))).await.unwrap();
+    let control = Control::connect(&DatabaseConfig::new(server.url("usage_control"))).await.unwrap();
     control.migrate().await.unwrap();
     control.open_progress(0).await.unwrap();
     let advance = |batch_seq| [Advance { batch_seq, next_offset: batch_seq * 10, ..Advance::default() }];

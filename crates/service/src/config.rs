@@ -4,6 +4,7 @@
 //! that serde fills. A setting's environment variable is `USAGE_` and its path in upper case with `_` for `.` and `-`. Only
 //! declared variables are read; an empty one counts as not set. Keys that are not declared are errors that name the nearest one.
 
+mod endpoints;
 mod resolve;
 mod sections;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 
+pub use endpoints::{Endpoint, OpenSection};
 pub use resolve::Resolved;
 pub use sections::{
     CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, KafkaSecurity, SOURCE_DATABASE,
@@ -66,13 +68,15 @@ pub struct Setting {
     pub required: bool,
     /// Never printed.
     pub secret: bool,
+    /// An address that is refused if what is sent there can be read on its way.
+    pub endpoint: Option<Endpoint>,
     /// One sentence for `docs/config.md`.
     pub help: &'static str,
 }
 
 impl Setting {
     const fn new(path: &'static str, kind: Kind, help: &'static str) -> Self {
-        Self { path, kind, default: None, required: true, secret: false, help }
+        Self { path, kind, default: None, required: true, secret: false, endpoint: None, help }
     }
 
     /// A text that must be given, unless [`Setting::default`] or [`Setting::optional`] follows.
@@ -121,6 +125,12 @@ impl Setting {
         self
     }
 
+    /// An address: refused in plaintext beyond loopback unless `allow_plaintext` of its section is set, see [`tls_settings!`](crate::tls_settings).
+    pub const fn endpoint(mut self, endpoint: Endpoint) -> Self {
+        self.endpoint = Some(endpoint);
+        self
+    }
+
     /// The environment variable; none for what only the file can hold.
     pub fn variable(&self) -> Option<String> {
         if self.kind == Kind::Tables || self.path.contains("[]") {
@@ -138,6 +148,35 @@ macro_rules! settings {
         const JOINED: [$crate::config::Setting; $crate::config::count(PARTS)] = $crate::config::join(PARTS);
         &JOINED
     }};
+}
+
+/// The settings beside the address of a section: `allow_plaintext`, `ca_file`, `client_certificate` and `client_key`.
+#[macro_export]
+macro_rules! tls_settings {
+    ($section:literal) => {
+        &[
+            $crate::config::Setting::bool(
+                concat!($section, ".allow_plaintext"),
+                "Takes an address beyond loopback to which nothing is encrypted, or nobody looks who answers. Warned of at each start.",
+            )
+            .default("false"),
+            $crate::config::Setting::text(
+                concat!($section, ".ca_file"),
+                "Certificates (PEM) of the authorities to trust; those of the system if absent.",
+            )
+            .optional(),
+            $crate::config::Setting::text(
+                concat!($section, ".client_certificate"),
+                "This client's certificate (PEM), with those that lead to its authority.",
+            )
+            .optional(),
+            $crate::config::Setting::text(
+                concat!($section, ".client_key"),
+                "Private key (PEM) of that certificate.",
+            )
+            .optional(),
+        ]
+    };
 }
 
 /// Used by [`settings!`](crate::settings).
@@ -211,16 +250,14 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    #[error("the configuration file {} is not TOML", path.display())]
-    Syntax {
-        path: PathBuf,
-        #[source]
-        source: Box<toml::de::Error>,
-    },
+    /// Without the line itself, which may hold a secret.
+    #[error("the configuration file {} is not TOML: line {line}: {detail}", path.display())]
+    Syntax { path: PathBuf, line: usize, detail: String },
     #[error("unknown setting `{path}` in {origin}: did you mean `{nearest}`?")]
     Unknown { path: String, origin: Origin, nearest: String },
-    #[error("`--set {argument}` is not of the form PATH=VALUE")]
-    Flag { argument: String },
+    /// Without its text, which may be a secret.
+    #[error("argument {number} of --set is not of the form PATH=VALUE")]
+    Flag { number: usize },
     #[error("setting `{path}` is missing: {way}")]
     Missing { path: String, way: String },
     #[error("setting `{path}` from {origin}: {detail}")]
@@ -269,6 +306,7 @@ pub fn verify(settings: &[Setting]) -> Result<(), ConfigError> {
         if setting.help.is_empty() {
             return Err(wrong("no help".into()));
         }
+        endpoints::declared(settings, setting).map_err(wrong)?;
     }
     Ok(())
 }

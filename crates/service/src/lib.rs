@@ -15,6 +15,7 @@ pub mod problem;
 pub mod retry;
 pub mod telemetry;
 pub mod trace;
+pub mod transport;
 
 pub use error_chain::error_chain;
 pub use fail::fail_point;

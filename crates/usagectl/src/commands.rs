@@ -23,6 +23,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let cli = arguments.configuration();
     let config = Resolved::partial(SETTINGS, &cli)?;
     if cli.check_config {
+        config.check_addresses()?;
         print!("{config}");
         return Ok(());
     }
@@ -55,8 +56,8 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// The control database of the configuration.
 async fn control(config: &Resolved) -> anyhow::Result<Control> {
     let database: DatabaseConfig = config.section("control_database")?;
-    Control::connect(&database.url).await.map_err(|error| match error {
-        ControlError::Url => {
+    Control::connect(&database).await.map_err(|error| match error {
+        ControlError::Address(error) => {
             WrongInput { argument: "control_database.url", detail: error.to_string() }.into()
         }
         other => other.into(),

@@ -389,8 +389,10 @@ fn wrong_input_ends_with_2_and_names_itself() {
 #[test]
 fn check_config_hides_secrets_and_needs_no_command() {
     let dir = tempfile::tempdir().unwrap();
-    let env =
-        BTreeMap::from([("USAGE_CONTROL_DATABASE_URL".to_string(), "postgres://u:hunter2@h/d".to_string())]);
+    let env = BTreeMap::from([(
+        "USAGE_CONTROL_DATABASE_URL".to_string(),
+        "postgres://u:hunter2@localhost/d".to_string(),
+    )]);
     let ran = run(dir.path(), &env, &["--check-config"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(
@@ -398,6 +400,9 @@ fn check_config_hides_secrets_and_needs_no_command() {
         "{}",
         ran.out
     );
+    let refused = run(dir.path(), &env, &["--check-config", "--set", "clickhouse.url=http://ch.internal"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("`clickhouse.url`") && !refused.err.contains("internal"), "{}", refused.err);
     let help = run(dir.path(), &env, &["--help"]);
     assert!(help.code == 0 && help.out.contains("USAGE_KAFKA_BROKERS"), "{}", help.out);
 }

@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use serde::Deserialize;
 use usage_producer::relay::{Relay, RelayConfig, RelaySettings, SETTINGS, Status};
-use usage_service::config::{self, Cli, DatabaseConfig, KafkaConfig};
+use usage_service::config::{self, Cli, DatabaseConfig, KafkaConfig, OpenSection, Resolved};
 use usage_service::health::Health;
 use usage_service::telemetry::TelemetryConfig;
 use usage_service::{fail_points, health, lifecycle, telemetry};
@@ -35,8 +35,10 @@ async fn main() -> anyhow::Result<()> {
         print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);
         return Ok(());
     }
-    let config: Config = config::load(SETTINGS, &arguments.config)?;
+    let resolved = Resolved::from_process(SETTINGS, &arguments.config)?;
+    let config: Config = resolved.value()?;
     let telemetry = telemetry::init(&config.telemetry, "usage-relay")?;
+    resolved.open_sections()?.into_iter().for_each(OpenSection::warn);
     let shutdown = lifecycle::shutdown_on_signals().context("cannot listen for signals")?;
     let Config { telemetry: TelemetryConfig { listen, .. }, kafka, source_database, relay } = config;
     let relay = Relay::new(RelayConfig { source_database, kafka, relay })?;

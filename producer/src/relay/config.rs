@@ -144,6 +144,7 @@ impl RelayConfig {
     pub(crate) fn check(&self) -> Result<(), RelayError> {
         let relay = &self.relay;
         let refuse = |text: &str| Err(RelayError::Config(text.into()));
+        self.kafka.transport().map_err(|error| RelayError::Config(format!("kafka.brokers {error}")))?;
         if relay.backoff_max >= BACKOFF_BOUND {
             return refuse("relay.backoff_max has to be under 15 minutes");
         }

@@ -1,11 +1,10 @@
 //! Connections of the relay to the source's database, and what they are connected to.
 
-use std::str::FromStr;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret, SecretString};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
+use usage_service::config::DatabaseConfig;
 
 use super::RelayError;
 
@@ -53,9 +52,10 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    pub(crate) fn new(url: &SecretString, schema: Option<&str>) -> Result<Self, RelayError> {
-        let options = PgConnectOptions::from_str(url.expose_secret())
-            .map_err(|_| RelayError::Config("source_database.url is no Postgres address".into()))?
+    pub(crate) fn new(database: &DatabaseConfig, schema: Option<&str>) -> Result<Self, RelayError> {
+        let options = database
+            .options()
+            .map_err(|error| RelayError::Config(format!("source_database.url {error}")))?
             .application_name("usage-relay")
             .disable_statement_logging();
         Ok(Self { options, schema: schema.map(Into::into) })

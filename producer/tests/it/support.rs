@@ -337,11 +337,7 @@ pub fn config(source: &Source, topic: &Topic) -> RelayConfig {
         backoff_max: Duration::from_secs(1),
         ..RelaySettings::default()
     };
-    RelayConfig {
-        source_database: DatabaseConfig { url: SecretString::from(source.url.clone()) },
-        kafka,
-        relay: settings,
-    }
+    RelayConfig { source_database: DatabaseConfig::new(source.url.clone()), kafka, relay: settings }
 }
 
 pub fn key_of(source: &str) -> SourceConfig {

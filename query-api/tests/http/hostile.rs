@@ -251,7 +251,7 @@ async fn exchange(address: SocketAddr, request: &str) -> Option<(u16, String)> {
 #[tokio::test]
 async fn problem_36_nothing_but_the_token_says_who_asks() {
     let world = world().await;
-    let server = Server::bind("127.0.0.1:0", world.api.router.clone()).await.unwrap();
+    let server = Server::bind("127.0.0.1:0", None, world.api.router.clone()).await.unwrap();
     let address = server.address().unwrap();
     let shutdown = CancellationToken::new();
     let serving = tokio::spawn(server.run(shutdown.clone()));

@@ -149,6 +149,10 @@ async fn a_tenant_reads_its_own_allowances() {
             database_url: Some(database.url().to_owned().into()),
             table: "mail_usage".to_owned(),
             meters: vec![meter("mail_sent", "month", Some(10)), meter("bytes", "day", None)],
+            allow_plaintext: false,
+            ca_file: None,
+            client_certificate: None,
+            client_key: None,
         };
         let allowances = Allowances::connect_lazy(Spending::read(&settings).unwrap().unwrap());
         let api = Harness::with(Setup { allowances: Some(Arc::new(allowances)), ..Setup::default() });

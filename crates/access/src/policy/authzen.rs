@@ -3,14 +3,14 @@
 mod wire;
 
 use std::error::Error;
-use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use reqwest::{Certificate, Client, StatusCode, Url};
+use reqwest::{Client, StatusCode, Url};
 use secrecy::{ExposeSecret as _, SecretString};
+use usage_service::error_chain;
 use usage_service::trace::TraceId;
+use usage_service::transport::{self, AddressError, HTTPS, TlsFiles, http_client};
 use uuid::Uuid;
 
 use super::bounds;
@@ -30,8 +30,9 @@ pub struct AuthZenConfig {
     pub url: String,
     /// Sent as bearer token.
     pub token: Option<SecretString>,
-    /// Authorities that its certificate is trusted by; the system's if absent.
-    pub ca_file: Option<PathBuf>,
+    /// Whether it may be plaintext beyond this machine.
+    pub allow_plaintext: bool,
+    pub files: TlsFiles,
     /// For one answer in whole.
     pub timeout: Duration,
 }
@@ -49,7 +50,8 @@ impl AuthZen {
     /// # Errors
     /// A sentence that names the setting (`policy.url`, …) which can't be used.
     pub fn new(config: &AuthZenConfig) -> Result<Self, String> {
-        let endpoint = endpoint(&config.url).map_err(|detail| format!("policy.url {detail}"))?;
+        let endpoint =
+            endpoint(&config.url, config.allow_plaintext).map_err(|detail| format!("policy.url {detail}"))?;
         let authorization = match &config.token {
             None => None,
             Some(token) => {
@@ -59,22 +61,12 @@ impl AuthZen {
                 Some(value)
             }
         };
-        // A redirect would send the question, and perhaps the token, where nobody configured it; a proxy as well.
-        let mut client = Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
+        // A proxy would see the question, and perhaps the token.
+        let client = http_client(&config.url, &config.files)
+            .map_err(|error| format!("policy.ca_file, policy.client_certificate: {}", error_chain(&error)))?
             .no_proxy()
-            .https_only(endpoint.scheme() == "https");
-        if let Some(path) = &config.ca_file {
-            let wrong = |detail: String| format!("policy.ca_file {}: {detail}", path.display());
-            let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
-            let certificates =
-                Certificate::from_pem_bundle(&pem).map_err(|error| wrong(error.to_string()))?;
-            if certificates.is_empty() {
-                return Err(wrong("holds no certificate".into()));
-            }
-            client = client.tls_certs_only(certificates);
-        }
-        let client = client.build().map_err(|error| usage_service::error_chain(&error))?;
+            .build()
+            .map_err(|error| error_chain(&error))?;
         Ok(Self { client, endpoint, authorization, timeout: config.timeout })
     }
 
@@ -132,33 +124,13 @@ fn invalid(detail: impl Into<String>) -> PolicyError {
 }
 
 /// The evaluation endpoint under an address; else what is wrong with the address.
-pub(super) fn endpoint(url: &str) -> Result<Url, String> {
-    let mut url = Url::parse(url).map_err(|error| format!("is not an address: {error}"))?;
-    let local = url.host_str().is_some_and(is_this_machine);
-    match url.scheme() {
-        "https" => {}
-        "http" if local => {}
-        "http" => {
-            return Err(
-                "must be https: questions and answers would go in plain text to another machine".into()
-            );
-        }
-        _ => return Err("must begin with https://".into()),
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err("must not hold a user or password; use policy.token".into());
-    }
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err("must not have a query or fragment".into());
-    }
+pub(super) fn endpoint(url: &str, allow_plaintext: bool) -> Result<Url, String> {
+    let wrong = |error: AddressError| error.to_string();
+    transport::http(url).and_then(|found| found.permit(allow_plaintext, HTTPS)).map_err(wrong)?;
+    let mut url = Url::parse(url).map_err(|_| wrong(AddressError::Http))?;
     let path = format!("{}/{PATH}", url.path().trim_end_matches('/'));
     url.set_path(&path);
     Ok(url)
-}
-
-fn is_this_machine(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[async_trait::async_trait]

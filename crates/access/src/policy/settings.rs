@@ -6,26 +6,27 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::Deserialize;
-use usage_service::config::Setting;
+use usage_service::config::{Endpoint, Setting};
+use usage_service::transport::TlsFiles;
+use usage_service::{settings, tls_settings};
 
 use super::cache::{CACHED_DECISIONS, Cached};
 use super::{AuthZen, AuthZenConfig, PolicyDecisionPoint};
 
 /// `[policy]`; read into [`PolicyConfig`].
-pub const SETTINGS: &[Setting] = &[
+pub const SETTINGS: &[Setting] = settings![&[
     Setting::text(
         "policy.folder",
         "Folder of Cedar policies (`*.cedar`) and entities (`*.json`), read again when it changes. None, and no `policy.url`: the shipped default policies.",
     )
     .optional(),
     Setting::text("policy.url", "Address of an AuthZEN decision point that is asked instead: https, or http to this machine.")
-        .optional(),
+        .optional()
+        .endpoint(Endpoint::Http),
     Setting::text("policy.token", "Sent to it as bearer token.").optional().secret(),
-    Setting::text("policy.ca_file", "Certificates (PEM) of the authorities that it is trusted by; the system's if absent.")
-        .optional(),
     Setting::duration("policy.timeout", "How long one answer of it may take in whole; none in time is a refusal.").default("1s"),
     Setting::duration("policy.cache", "How long a decision is remembered; 0s: not at all.").default("5s"),
-];
+], tls_settings!("policy")];
 
 /// Longest time that a decision may be remembered: what was withdrawn must not hold on.
 const CACHE_AT_MOST: Duration = Duration::from_secs(300);
@@ -37,7 +38,11 @@ pub struct PolicyConfig {
     pub folder: Option<PathBuf>,
     pub url: Option<String>,
     pub token: Option<SecretString>,
+    #[serde(default)]
+    pub allow_plaintext: bool,
     pub ca_file: Option<PathBuf>,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
     #[serde(with = "humantime_serde")]
@@ -51,7 +56,10 @@ impl Default for PolicyConfig {
             folder: None,
             url: None,
             token: None,
+            allow_plaintext: false,
             ca_file: None,
+            client_certificate: None,
+            client_key: None,
             timeout: Duration::from_secs(1),
             cache: Duration::from_secs(5),
         }
@@ -97,7 +105,8 @@ impl PolicyConfig {
             );
         }
         if let Some(url) = &self.url {
-            super::authzen::endpoint(url).map_err(|detail| format!("policy.url {detail}"))?;
+            super::authzen::endpoint(url, self.allow_plaintext)
+                .map_err(|detail| format!("policy.url {detail}"))?;
         }
         Ok(())
     }
@@ -122,7 +131,12 @@ impl PolicyConfig {
         let config = AuthZenConfig {
             url: url.to_owned(),
             token: self.token.clone(),
-            ca_file: self.ca_file.clone(),
+            allow_plaintext: self.allow_plaintext,
+            files: TlsFiles {
+                ca_file: self.ca_file.clone(),
+                client_certificate: self.client_certificate.clone(),
+                client_key: self.client_key.clone(),
+            },
             timeout: self.timeout,
         };
         let point = AuthZen::new(&config).map_err(PolicyConfigError::Setting)?;
@@ -176,13 +190,16 @@ mod tests {
             (&["policy.ca_file=/etc/ca.pem"], "policy."),
             (&[url, "policy.timeout=0s"], "policy.timeout"),
             (&[url, "policy.cache=6m"], "policy.cache"),
-            (&["policy.url=http://pdp.example"], "policy.url"),
-            (&["policy.url=pdp"], "policy.url"),
         ] {
             let error = config(set).validate().unwrap_err();
             assert!(error.contains(setting), "{set:?}: {error}");
         }
-        config(&[url, "policy.token=secret", "policy.ca_file=/etc/ca.pem"]).validate().unwrap();
+        config(&[url, "policy.token=secret"]).validate().unwrap();
+        for address in ["http://pdp.example", "pdp"] {
+            let url = Some(address.to_owned());
+            let error = PolicyConfig { url, ..PolicyConfig::default() }.validate().unwrap_err();
+            assert!(error.contains("policy.url"), "{error}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::{Cli, ConfigError, Kind, Origin, Setting, value};
+use super::{Cli, ConfigError, Kind, OpenSection, Origin, Setting, endpoints, value};
 
 /// A configuration with every value found, checked by kind.
 #[derive(Debug, Clone)]
@@ -74,9 +74,8 @@ impl Resolved {
                 .map_err(|detail| invalid(setting.path, &origin, detail))?;
             values.insert(setting.path, (value, origin));
         }
-        for argument in &cli.set {
-            let (path, text) =
-                argument.split_once('=').ok_or_else(|| ConfigError::Flag { argument: argument.clone() })?;
+        for (index, argument) in cli.set.iter().enumerate() {
+            let (path, text) = argument.split_once('=').ok_or(ConfigError::Flag { number: index + 1 })?;
             let setting = find(settings, path).ok_or_else(|| unknown(settings, path, Origin::Flag))?;
             let value = value::from_text(setting.kind, text)
                 .map_err(|detail| invalid(setting.path, &Origin::Flag, detail))?;
@@ -97,12 +96,45 @@ impl Resolved {
         Ok(())
     }
 
-    /// Fills the struct of one section, for example `kafka`.
+    /// Refuses addresses below a section that would be used in plaintext, and those that are none; the empty section is the whole.
+    /// What is left to warn of comes back.
+    fn permit(&self, section: &str) -> Result<Vec<OpenSection>, ConfigError> {
+        let all = self.table(|_, value| value.clone());
+        let mut open = Vec::new();
+        for setting in &self.settings {
+            let inside = section.is_empty() || is_below(setting.path, section);
+            let Some((value, origin)) = self.values.get(setting.path).filter(|_| inside) else { continue };
+            let found = endpoints::look(setting, value, &all);
+            open.extend(found.map_err(|detail| invalid(setting.path, origin, detail))?);
+        }
+        Ok(open)
+    }
+
+    /// The sections whose connections can be read on their way, because `allow_plaintext` is set: for a warning at each start.
+    ///
+    /// # Errors
+    /// As [`Resolved::value`] for addresses.
+    pub fn open_sections(&self) -> Result<Vec<OpenSection>, ConfigError> {
+        self.permit("")
+    }
+
+    /// Looks at the addresses of everything that is given, as a tool's `--check-config` does.
+    ///
+    /// # Errors
+    /// As [`Resolved::value`] for addresses.
+    pub fn check_addresses(&self) -> Result<(), ConfigError> {
+        self.permit("").map(|_| ())
+    }
+
+    /// Fills the struct of one section, for example `kafka`. Warns of plaintext that is allowed.
     ///
     /// # Errors
     /// As [`Resolved::value`], and [`ConfigError::Missing`] for what the section requires.
     pub fn section<T: DeserializeOwned>(&self, section: &str) -> Result<T, ConfigError> {
         self.require(section)?;
+        for open in self.permit(section)? {
+            open.warn();
+        }
         let table = self.table(|_, value| value.clone());
         let value = lookup(&table, section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
         T::deserialize(value).map_err(|error| self.misfit(&error, section))
@@ -111,8 +143,10 @@ impl Resolved {
     /// Fills the struct.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] when a value does not fit its field; a secret's value is not repeated.
+    /// [`ConfigError::Invalid`] when a value does not fit its field, a secret's value is not repeated; or when an address would be used
+    /// in plaintext and must not.
     pub fn value<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        self.permit("")?;
         T::deserialize(Value::Table(self.table(|_, value| value.clone())))
             .map_err(|error| self.misfit(&error, ""))
     }
@@ -185,13 +219,19 @@ fn read_file(
 ) -> Result<(), ConfigError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    let table: Table =
-        text.parse().map_err(|source| ConfigError::Syntax { path: path.into(), source: Box::new(source) })?;
+    let table: Table = text.parse().map_err(|error| syntax(path, &text, &error))?;
     let origin = Origin::File(path.into());
     for (setting, value) in walk(settings, "", table, &origin)? {
         values.insert(setting.path, (value, origin.clone()));
     }
     Ok(())
+}
+
+/// The error of a file that is not TOML. The parser's own shows the line, which may hold a secret.
+fn syntax(path: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    ConfigError::Syntax { path: path.into(), line, detail: error.message().into() }
 }
 
 /// Finds the declared settings in a table of the file; whatever is not declared is an error.
@@ -310,7 +350,7 @@ fn insert(table: &mut Table, path: &str, value: Value) {
     }
 }
 
-fn lookup<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+pub(super) fn lookup<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     match path.split_once('.') {
         None => table.get(path),
         Some((section, rest)) => lookup(table.get(section)?.as_table()?, rest),

@@ -1,9 +1,14 @@
 //! Sections that several processes share.
 
+use std::path::{Path, PathBuf};
+
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
+use sqlx::postgres::PgConnectOptions;
 
-use super::Setting;
+use super::{Endpoint, Setting};
+use crate::transport::{self, AddressError, TlsFiles, Transport};
+use crate::{settings, tls_settings};
 
 /// `[telemetry]`; read into [`crate::telemetry::TelemetryConfig`].
 pub const TELEMETRY: &[Setting] = &[
@@ -20,29 +25,28 @@ pub const TELEMETRY: &[Setting] = &[
 ];
 
 /// `[kafka]`; read into [`KafkaConfig`].
-pub const KAFKA: &[Setting] = &[
-    Setting::text("kafka.brokers", "Brokers to start from: host:port, separated by commas."),
-    Setting::text("kafka.records_topic", "Topic of usage records.").default("usage.records.v1"),
-    Setting::text("kafka.dead_letters_topic", "Topic of dead letters.").default("usage.dead-letters.v1"),
-    Setting::text("kafka.security.protocol", "`plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.")
-        .default("plaintext"),
-    Setting::text("kafka.security.sasl_mechanism", "For example SCRAM-SHA-512.").optional(),
-    Setting::text("kafka.security.sasl_username", "User for SASL.").optional(),
-    Setting::text("kafka.security.sasl_password", "Password for SASL.").optional().secret(),
-    Setting::text(
-        "kafka.security.ssl_ca_location",
-        "File with the certificates of the authorities to trust.",
-    )
-    .optional(),
-    Setting::text("kafka.security.ssl_certificate_location", "File with the client's certificate.")
-        .optional(),
-    Setting::text("kafka.security.ssl_key_location", "File with the client's private key.").optional(),
-    Setting::text("kafka.security.ssl_key_password", "Password of the private key.").optional().secret(),
+pub const KAFKA: &[Setting] = settings![
+    &[
+        Setting::text("kafka.brokers", "Brokers to start from: host:port, separated by commas.")
+            .endpoint(Endpoint::Kafka),
+        Setting::text("kafka.records_topic", "Topic of usage records.").default("usage.records.v1"),
+        Setting::text("kafka.dead_letters_topic", "Topic of dead letters.").default("usage.dead-letters.v1"),
+        Setting::text("kafka.security.protocol", "`plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.")
+            .default("plaintext"),
+        Setting::text("kafka.security.sasl_mechanism", "For example SCRAM-SHA-512.").optional(),
+        Setting::text("kafka.security.sasl_username", "User for SASL.").optional(),
+        Setting::text("kafka.security.sasl_password", "Password for SASL.").optional().secret(),
+    ],
+    tls_settings!("kafka"),
+    &[Setting::text("kafka.client_key_password", "Password of `kafka.client_key`, if it is encrypted.")
+        .optional()
+        .secret()],
 ];
 
 /// `[clickhouse]`: the settings of the ClickHouse storage plugin, read into its own config.
-pub const CLICKHOUSE: &[Setting] = &[
-    Setting::text("clickhouse.url", "HTTP address of the server."),
+pub const CLICKHOUSE: &[Setting] = settings![&[
+    Setting::text("clickhouse.url", "Address of the server: https://host:port, or http:// on loopback.")
+        .endpoint(Endpoint::Http),
     Setting::text("clickhouse.database", "Database of records and rollups.").default("usage"),
     Setting::text("clickhouse.writer_user", "User that inserts.").default("usage_writer"),
     Setting::text("clickhouse.writer_password", "Its password.").default("").secret(),
@@ -71,18 +75,26 @@ pub const CLICKHOUSE: &[Setting] = &[
         "Records beyond a month's horizon above which a new owner lets the server roll the month up, instead of doing it in memory.",
     )
     .default("200000"),
-];
+], tls_settings!("clickhouse")];
 
 /// `[control_database]`; read into [`DatabaseConfig`].
-pub const CONTROL_DATABASE: &[Setting] = &[Setting::text(
-    "control_database.url",
-    "The control database: postgres://user:password@host:port/name.",
-)
-.secret()];
+pub const CONTROL_DATABASE: &[Setting] = settings![
+    &[Setting::text(
+        "control_database.url",
+        "The control database: postgres://user:password@host:port/name?sslmode=verify-full."
+    )
+    .secret()
+    .endpoint(Endpoint::Postgres)],
+    tls_settings!("control_database"),
+];
 
 /// `[source_database]`; read into [`DatabaseConfig`].
-pub const SOURCE_DATABASE: &[Setting] =
-    &[Setting::text("source_database.url", "The source's database, which holds the outbox.").secret()];
+pub const SOURCE_DATABASE: &[Setting] = settings![
+    &[Setting::text("source_database.url", "The source's database, which holds the outbox.")
+        .secret()
+        .endpoint(Endpoint::Postgres)],
+    tls_settings!("source_database"),
+];
 
 /// How to reach Kafka.
 #[derive(Debug, Clone, Deserialize)]
@@ -92,9 +104,15 @@ pub struct KafkaConfig {
     pub records_topic: String,
     pub dead_letters_topic: String,
     pub security: KafkaSecurity,
+    #[serde(default)]
+    pub allow_plaintext: bool,
+    pub ca_file: Option<PathBuf>,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+    pub client_key_password: Option<SecretString>,
 }
 
-/// Passed through to librdkafka.
+/// How the brokers and this client prove who they are.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KafkaSecurity {
@@ -102,10 +120,6 @@ pub struct KafkaSecurity {
     pub sasl_mechanism: Option<String>,
     pub sasl_username: Option<String>,
     pub sasl_password: Option<SecretString>,
-    pub ssl_ca_location: Option<String>,
-    pub ssl_certificate_location: Option<String>,
-    pub ssl_key_location: Option<String>,
-    pub ssl_key_password: Option<SecretString>,
 }
 
 impl KafkaConfig {
@@ -116,32 +130,42 @@ impl KafkaConfig {
             sasl_mechanism: None,
             sasl_username: None,
             sasl_password: None,
-            ssl_ca_location: None,
-            ssl_certificate_location: None,
-            ssl_key_location: None,
-            ssl_key_password: None,
         };
         Self {
             brokers: brokers.into(),
             records_topic: "usage.records.v1".into(),
             dead_letters_topic: "usage.dead-letters.v1".into(),
             security,
+            allow_plaintext: false,
+            ca_file: None,
+            client_certificate: None,
+            client_key: None,
+            client_key_password: None,
         }
     }
 
-    /// Names and values for librdkafka's client configuration.
+    /// How messages travel; plaintext beyond loopback only if it is allowed. For whoever fills the struct: [`super::load`] has looked.
+    ///
+    /// # Errors
+    /// The brokers or the protocol.
+    pub fn transport(&self) -> Result<Transport, AddressError> {
+        transport::kafka(&self.brokers, &self.security.protocol)?.permit(self.allow_plaintext, transport::SSL)
+    }
+
+    /// Names and values for librdkafka's client configuration. It checks certificate and host name of a broker by itself.
     pub fn client_properties(&self) -> Vec<(&'static str, String)> {
         let security = &self.security;
         let exposed =
             |secret: &Option<SecretString>| secret.as_ref().map(|text| text.expose_secret().to_string());
+        let path = |path: &Option<PathBuf>| path.as_deref().map(Path::display).map(|path| path.to_string());
         let optional = [
             ("sasl.mechanism", security.sasl_mechanism.clone()),
             ("sasl.username", security.sasl_username.clone()),
             ("sasl.password", exposed(&security.sasl_password)),
-            ("ssl.ca.location", security.ssl_ca_location.clone()),
-            ("ssl.certificate.location", security.ssl_certificate_location.clone()),
-            ("ssl.key.location", security.ssl_key_location.clone()),
-            ("ssl.key.password", exposed(&security.ssl_key_password)),
+            ("ssl.ca.location", path(&self.ca_file)),
+            ("ssl.certificate.location", path(&self.client_certificate)),
+            ("ssl.key.location", path(&self.client_key)),
+            ("ssl.key.password", exposed(&self.client_key_password)),
         ];
         let mut properties = vec![
             ("bootstrap.servers", self.brokers.clone()),
@@ -157,4 +181,32 @@ impl KafkaConfig {
 #[serde(deny_unknown_fields)]
 pub struct DatabaseConfig {
     pub url: SecretString,
+    #[serde(default)]
+    pub allow_plaintext: bool,
+    pub ca_file: Option<PathBuf>,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+}
+
+impl DatabaseConfig {
+    /// An address with nothing beside it.
+    pub fn new(url: impl Into<SecretString>) -> Self {
+        let url = url.into();
+        Self { url, allow_plaintext: false, ca_file: None, client_certificate: None, client_key: None }
+    }
+
+    /// What sqlx needs to connect; plaintext beyond loopback only if it is allowed.
+    ///
+    /// # Errors
+    /// The address, without a part of it.
+    pub fn options(&self) -> Result<PgConnectOptions, AddressError> {
+        let files = TlsFiles {
+            ca_file: self.ca_file.clone(),
+            client_certificate: self.client_certificate.clone(),
+            client_key: self.client_key.clone(),
+        };
+        let options = transport::postgres_options(self.url.expose_secret(), &files)?;
+        transport::postgres(&options).permit(self.allow_plaintext, transport::VERIFY_FULL)?;
+        Ok(options)
+    }
 }

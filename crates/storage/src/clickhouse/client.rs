@@ -5,12 +5,20 @@ use std::time::Duration;
 use ::clickhouse::error::Error as DriverError;
 use ::clickhouse::query::BytesCursor;
 use bytes::Bytes;
+use hyper_rustls::HttpsConnectorBuilder;
+use hyper_util::client::legacy::{self, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
 use secrecy::{ExposeSecret, SecretString};
+use usage_service::error_chain;
+use usage_service::transport::{tls_client, tls_client_of_nobody};
 
 use super::codes;
 use super::config::ClickHouseConfig;
 use crate::StorageError;
 
+const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// The server closes an idle connection after 3 s.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest part of a server's message that is kept: it may quote data.
 const MESSAGE_LIMIT: usize = 600;
 
@@ -39,9 +47,7 @@ impl From<DriverError> for CallError {
                 None => Self::Lost(shorten(message).into()),
             },
             DriverError::Network(source) => {
-                let not_sent = source
-                    .downcast_ref::<hyper_util::client::legacy::Error>()
-                    .is_some_and(hyper_util::client::legacy::Error::is_connect);
+                let not_sent = source.downcast_ref::<legacy::Error>().is_some_and(legacy::Error::is_connect);
                 if not_sent { Self::NotSent(source) } else { Self::Lost(source) }
             }
             DriverError::TimedOut => Self::Timeout,
@@ -112,7 +118,7 @@ impl Client {
             Profile::Reader => (&config.reader_user, &config.reader_password),
             Profile::Maintenance => (&config.maintenance_user, &config.maintenance_password),
         };
-        let driver = ::clickhouse::Client::default()
+        let driver = trusting_driver(config)
             .with_url(config.url.as_str())
             .with_user(user)
             .with_password(password.expose_secret())
@@ -159,6 +165,24 @@ impl Client {
         let driver = self.driver.clone().with_compression(::clickhouse::Compression::None);
         Ok(driver.query_raw(sql).fetch_bytes("RowBinary")?)
     }
+}
+
+/// The driver with an HTTP client that is its own but for the trust: that one has a list of authorities compiled in.
+fn trusting_driver(config: &ClickHouseConfig) -> ::clickhouse::Client {
+    let mut connector = HttpConnector::new();
+    connector.set_keepalive(Some(TCP_KEEPALIVE));
+    connector.enforce_http(false);
+    let tls = tls_client(&config.tls_files()).unwrap_or_else(|error| {
+        tracing::error!(error = %error_chain(&error), "clickhouse's TLS can't be used as it is configured: no server is trusted");
+        tls_client_of_nobody()
+    });
+    let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
+    let builder =
+        if config.url.starts_with("http://") { builder.https_or_http() } else { builder.https_only() };
+    let client = legacy::Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+        .build(builder.enable_http1().wrap_connector(connector));
+    ::clickhouse::Client::with_http_client(client)
 }
 
 /// Bounds a call by a deadline. What is dropped at the deadline closes its connection.

@@ -1,9 +1,11 @@
 //! Settings of the ClickHouse plugin.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::Deserialize;
+use usage_service::transport::TlsFiles;
 
 /// The `[clickhouse]` section: one server, one database, a user for each kind of work.
 #[derive(Debug, Clone, Deserialize)]
@@ -44,6 +46,15 @@ pub struct ClickHouseConfig {
     /// A month of which a new owner finds more records beyond the horizon is rolled up by the server, not in memory.
     #[serde(default = "default_rebuild_rows")]
     pub rebuild_rows: u64,
+    /// Whether `url` may be plaintext beyond loopback; whoever reads the configuration has looked.
+    #[serde(default)]
+    pub allow_plaintext: bool,
+    /// Certificates (PEM) of the authorities to trust; the system's if absent.
+    pub ca_file: Option<PathBuf>,
+    /// This client's certificate (PEM).
+    pub client_certificate: Option<PathBuf>,
+    /// Private key (PEM) of that certificate.
+    pub client_key: Option<PathBuf>,
 }
 
 impl ClickHouseConfig {
@@ -64,6 +75,18 @@ impl ClickHouseConfig {
             rebuild_rows: default_rebuild_rows(),
             flush_age: default_flush_age(),
             flush_rows: default_flush_rows(),
+            allow_plaintext: false,
+            ca_file: None,
+            client_certificate: None,
+            client_key: None,
+        }
+    }
+
+    pub(crate) fn tls_files(&self) -> TlsFiles {
+        TlsFiles {
+            ca_file: self.ca_file.clone(),
+            client_certificate: self.client_certificate.clone(),
+            client_key: self.client_key.clone(),
         }
     }
 

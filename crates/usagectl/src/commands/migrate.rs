@@ -1,6 +1,5 @@
 //! `usagectl control migrate`, `storage migrate`, `outbox migrate`.
 
-use secrecy::ExposeSecret as _;
 use sqlx::postgres::PgPoolOptions;
 use usage_service::config::{DatabaseConfig, Resolved};
 use usage_storage::Storage as _;
@@ -21,7 +20,7 @@ pub(super) async fn storage(config: &Resolved) -> anyhow::Result<()> {
 
 pub(super) async fn outbox(config: &Resolved) -> anyhow::Result<()> {
     let database: DatabaseConfig = config.section("source_database")?;
-    let pool = PgPoolOptions::new().max_connections(1).connect(database.url.expose_secret()).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(database.options()?).await?;
     usage_producer::outbox::migrate(&pool).await?;
     pool.close().await;
     println!("the outbox is up to date");

@@ -1,6 +1,5 @@
 //! `usagectl outbox repair` and `outbox dead-letters …`.
 
-use secrecy::ExposeSecret as _;
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 use usage_producer::outbox;
@@ -31,7 +30,7 @@ pub(super) async fn run(config: &Resolved, command: Outbox) -> anyhow::Result<()
 
 async fn connect(config: &Resolved) -> anyhow::Result<PgConnection> {
     let database: DatabaseConfig = config.section("source_database")?;
-    Ok(PgConnection::connect(database.url.expose_secret()).await?)
+    Ok(PgConnection::connect_with(&database.options()?).await?)
 }
 
 async fn repair(config: &Resolved, options: &Repair) -> anyhow::Result<()> {

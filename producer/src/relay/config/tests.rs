@@ -14,8 +14,10 @@ fn resolve(file: Option<&str>, set: &[&str]) -> RelayConfig {
         std::fs::write(&path, text).unwrap();
         path
     });
-    let mut all =
-        vec!["kafka.brokers=b:9092".to_string(), "source_database.url=postgres://u@h/d".to_string()];
+    let mut all = vec![
+        "kafka.brokers=127.0.0.1:9092".to_string(),
+        "source_database.url=postgres://u@127.0.0.1/d".to_string(),
+    ];
     all.extend(set.iter().map(ToString::to_string));
     let cli = Cli { config: path.clone(), set: all, check_config: false };
     let resolved = Resolved::from_parts(LIBRARY, &cli, |_| None);

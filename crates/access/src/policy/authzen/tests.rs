@@ -59,7 +59,13 @@ impl Fake {
 }
 
 fn config(url: &str) -> AuthZenConfig {
-    AuthZenConfig { url: url.to_owned(), token: None, ca_file: None, timeout: Duration::from_secs(30) }
+    AuthZenConfig {
+        url: url.to_owned(),
+        token: None,
+        allow_plaintext: false,
+        files: TlsFiles::default(),
+        timeout: Duration::from_secs(30),
+    }
 }
 
 fn caller() -> SecurityContext {
@@ -312,7 +318,7 @@ fn an_address_is_https_or_on_this_machine() {
         ("http://[::1]:8181", "http://[::1]:8181/access/v1/evaluation"),
         ("http://localhost", "http://localhost/access/v1/evaluation"),
     ] {
-        assert_eq!(endpoint(url).unwrap().as_str(), expected);
+        assert_eq!(endpoint(url, false).unwrap().as_str(), expected);
     }
     for url in [
         "",
@@ -326,7 +332,7 @@ fn an_address_is_https_or_on_this_machine() {
         "https://pdp.example/?a=b",
         "https://pdp.example/#a",
     ] {
-        let error = endpoint(url).unwrap_err();
+        let error = endpoint(url, false).unwrap_err();
         assert!(!error.contains("secret"), "{url}: {error}");
     }
 }
@@ -344,7 +350,10 @@ fn the_token_is_in_no_debug_output_and_a_broken_one_in_no_error() {
 fn a_file_of_authorities_that_can_not_be_used_is_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for path in [file.path().to_owned(), "/nowhere/ca.pem".into()] {
-        let config = AuthZenConfig { ca_file: Some(path.clone()), ..config("https://pdp.example") };
+        let config = AuthZenConfig {
+            files: TlsFiles { ca_file: Some(path.clone()), ..TlsFiles::default() },
+            ..config("https://pdp.example")
+        };
         let error = AuthZen::new(&config).unwrap_err();
         assert!(error.contains("policy.ca_file") && error.contains(&path.display().to_string()), "{error}");
     }
