@@ -9,6 +9,7 @@ mod failures;
 mod kills;
 mod markers;
 mod migrations;
+mod policies;
 mod problems;
 mod process;
 mod quota;
