@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 use serde::Deserialize;
+use usage_access::policy::PolicyConfig;
 use usage_control::READERS_RELOAD_WITHIN;
 use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Endpoint, Setting, TELEMETRY};
 use usage_service::error_chain;
@@ -73,6 +74,7 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::integer("allowances.meters[].limit", "The limit of each period; none if absent.").optional(),
     ],
     usage_service::tls_settings!("allowances"),
+    usage_access::policy::SETTINGS,
     CLICKHOUSE,
     CONTROL_DATABASE,
     TELEMETRY,
@@ -86,6 +88,7 @@ pub struct Config {
     pub auth: Auth,
     pub limits: Limits,
     pub allowances: AllowancesConfig,
+    pub policy: PolicyConfig,
     pub clickhouse: ClickHouseConfig,
     pub control_database: DatabaseConfig,
     pub telemetry: TelemetryConfig,
@@ -211,6 +214,7 @@ impl Config {
         self.api.certificate()?;
         Rules::read(&self.limits)?;
         Spending::read(&self.allowances)?;
+        self.policy.validate()?;
         if self.limits.cache * 2 > READERS_RELOAD_WITHIN {
             return Err(format!(
                 "limits.cache must be at most {:?}: growing the topic waits no longer for what readers remember",
@@ -262,6 +266,7 @@ mod tests {
             ("limits.token_requests=0/1s", "limits.token_requests"),
             ("limits.token_requests=5/1s,6/1s", "limits.token_requests"),
             ("allowances.table=a b", "allowances.table"),
+            ("policy.url=http://pdp.example", "policy.url"),
         ] {
             let url = "allowances.database_url=postgres://usage@127.0.0.1/mails";
             let error = resolved(&[setting, url]).validate().unwrap_err();

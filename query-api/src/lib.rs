@@ -29,7 +29,6 @@ pub mod raw_query;
 pub mod records;
 pub mod registry;
 pub mod routes;
-pub mod scopes;
 pub mod server;
 pub mod shared;
 pub mod state;

@@ -21,7 +21,6 @@ use crate::config::Config;
 use crate::cursor::Cursors;
 use crate::rates::{self, Rules};
 use crate::registry::Catalog;
-use crate::scopes::ByScope;
 use crate::server::Server;
 use crate::state::{App, Limits};
 use crate::store::{Bounds, Store};
@@ -59,7 +58,7 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
         ..Bounds::default()
     };
     let store = Store::new(PLUGIN, storage.reader(), bounds);
-    let policy: Arc<dyn PolicyDecisionPoint> = Arc::new(ByScope);
+    let policy = config.policy.decision_point().context("policy")?;
     let health = Health::new(telemetry);
     watch(&health, &store, &catalog, &policy);
     let app = App {

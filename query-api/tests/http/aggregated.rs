@@ -240,10 +240,12 @@ async fn csv_has_the_same_rows_fields_and_order() {
          2026-01-01T06:00:00+05:30,2026-01-01T07:00:00+05:30,false,tokens,gateway-eu,,,1.25,token\r\n"
     );
     let json = api.get(&query).await.json();
-    let names: Vec<_> = json["data"][0].as_object().unwrap().keys().cloned().collect();
+    // Sorted: whether serde_json's map keeps the order depends on a feature that any dependency may turn on.
+    let mut names: Vec<_> = json["data"][0].as_object().unwrap().keys().cloned().collect();
+    names.sort();
     let mut header: Vec<_> = answer.text.lines().next().unwrap().split(',').map(str::to_owned).collect();
     header.sort();
-    assert_eq!(names, header, "serde_json's map sorts its names");
+    assert_eq!(names, header);
 }
 
 #[tokio::test]

@@ -224,7 +224,7 @@ async fn a_cursor_is_good_within_the_bounds_that_it_was_made_in() {
     ] {
         let api = filled(Setup::page_rows(1));
         let others = [
-            Says::ByScope,
+            Says::Shipped,
             Says::limited(&["bytes", "tokens"], &[]),
             Says::limited(&["bytes", "level", "tokens"], &["gateway"]),
             Says::limited(&["bytes", "tokens"], &["batch", "gateway"]),

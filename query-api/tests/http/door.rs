@@ -156,7 +156,7 @@ fn expired(scope: Scope) -> String {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
-    ByScope,
+    Shipped,
     Permit,
     Deny,
     Limited,
@@ -169,7 +169,7 @@ enum Policy {
 
 impl Policy {
     const ALL: [Self; 9] = [
-        Self::ByScope,
+        Self::Shipped,
         Self::Permit,
         Self::Deny,
         Self::Limited,
@@ -183,7 +183,7 @@ impl Policy {
     fn says(self) -> Says {
         let none = Constraints::default();
         match self {
-            Self::ByScope => Says::ByScope,
+            Self::Shipped => Says::Shipped,
             Self::Permit => Says::Permit(none),
             Self::Deny => Says::Deny,
             Self::Limited => Says::limited(&["tokens"], &[]),
@@ -202,11 +202,11 @@ fn expected(row: &Row, token: Token, policy: Policy) -> u16 {
     let permitted = if token == Token::ForeignTenant { row.foreign } else { row.permitted };
     match policy {
         _ if !token.is_good() => 401,
-        Policy::ByScope if matches!(token, Token::NoScope | Token::WrongScopes) => 403,
+        Policy::Shipped if matches!(token, Token::NoScope | Token::WrongScopes) => 403,
         Policy::Deny | Policy::OtherTenants | Policy::NothingLeft | Policy::Invalid => 403,
         Policy::Unavailable => 503,
         _ if permitted == 404 => 404,
-        Policy::ByScope | Policy::Permit => permitted,
+        Policy::Shipped | Policy::Permit => permitted,
         Policy::Limited => row.limited,
         Policy::Elsewhere => row.elsewhere,
     }
@@ -341,7 +341,7 @@ async fn a_refusal_reads_the_same_whatever_else_is_wrong() {
 /// The decision is about what a request names, as far as it names one thing.
 #[tokio::test]
 async fn the_decision_point_is_told_what_is_asked_for() {
-    let api = harness(Policy::ByScope);
+    let api = harness(Policy::Shipped);
     const RANGE: &str = "from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z";
     for (uri, metric, source) in [
         (format!("aggregated?{RANGE}&metric=tokens&source=gateway"), Some("tokens"), Some("gateway")),
@@ -400,7 +400,7 @@ async fn readiness_names_its_components_and_fails_without_decisions() {
 async fn each_endpoint_needs_its_scope() {
     for (endpoint, row) in endpoints() {
         for held in Scope::ALL {
-            let api = harness(Policy::ByScope);
+            let api = harness(Policy::Shipped);
             let authorization = bearer(OWN, only(held));
             let answer = ask(&api, endpoint.method, row.uri, "application/json", Some(&authorization)).await;
             assert_eq!(

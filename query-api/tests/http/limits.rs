@@ -209,7 +209,7 @@ async fn a_tenant_reads_its_own_allowances() {
         assert!(!fault.text.contains("mail_sent"), "{}", fault.text);
         api.policy.says(Says::limited(&[], &["gateway"]));
         api.get(&path).await.problem(403, kinds::FORBIDDEN.slug);
-        api.policy.says(Says::ByScope);
+        api.policy.says(Says::Shipped);
         sqlx::raw_sql("DROP TABLE mail_usage").execute(&pool).await.unwrap();
         api.get(&path).await.problem(503, kinds::UNAVAILABLE.slug);
         pool.close().await;

@@ -1,20 +1,20 @@
 //! A policy decision point that says what a test tells it, and remembers what it was asked.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use usage_access::policy::{
-    Action, Constraints, Decision, PolicyDecisionPoint, PolicyError, PolicyRequest, Principal,
+    Action, Constraints, Decision, EmbeddedPolicies, PolicyDecisionPoint, PolicyError, PolicyRequest,
+    Principal,
 };
-use usage_query_api::scopes::ByScope;
 use uuid::Uuid;
 
 /// What is decided of every question.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Says {
-    /// As the token's scopes say.
+    /// What the policies say that come with the program: as the token's scopes say.
     #[default]
-    ByScope,
+    Shipped,
     /// Whatever the scopes are.
     Permit(Constraints),
     Deny,
@@ -68,7 +68,7 @@ impl PolicyDecisionPoint for Scripted {
         lock(&self.asked).push(Question { action, tenant_id, metric, source });
         let says = lock(&self.says).clone();
         match says {
-            Says::ByScope => ByScope.decide(request).await,
+            Says::Shipped => shipped().decide(request).await,
             Says::Permit(bounds) => Ok(Decision::Permit(bounds)),
             Says::Deny => Ok(Decision::Deny),
             Says::Unavailable => {
@@ -88,6 +88,11 @@ impl PolicyDecisionPoint for Scripted {
             _ => Ok(()),
         }
     }
+}
+
+fn shipped() -> &'static EmbeddedPolicies {
+    static POLICIES: LazyLock<EmbeddedPolicies> = LazyLock::new(|| EmbeddedPolicies::shipped().unwrap());
+    &POLICIES
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

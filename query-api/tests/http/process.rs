@@ -9,10 +9,11 @@ use secrecy::ExposeSecret as _;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStderr, Command};
-use usage_access::Scopes;
+use usage_access::{Scope, Scopes};
 use usage_service::fail_points::VARIABLE;
 use uuid::Uuid;
 
+use crate::memory::record;
 use crate::real::Databases;
 use crate::support::{bearer, keys};
 
@@ -200,6 +201,81 @@ async fn a_running_process_limits_each_tenant() {
     assert!(problem["type"].as_str().unwrap().ends_with("usage/rate-limited"), "{body}");
     assert!(ask(other).await.0.starts_with("HTTP/1.1 200"));
     process.child.kill().await.unwrap();
+    databases.drop().await;
+}
+
+/// Policies of a folder in place of the shipped ones: this one lets callers see one metric from one source, and no types.
+const POLICY: &str = r#"
+@id("one-metric")
+@metrics("tokens")
+@sources("gateway")
+permit (principal is Caller, action == Action::"read", resource)
+when { resource == principal.tenant && principal.scopes.contains(Scope::"usage:read") };
+"#;
+
+#[tokio::test]
+async fn a_running_process_answers_within_the_policies_of_its_folder() {
+    let databases = Databases::create().await;
+    let tenant = Uuid::new_v4();
+    let times = ["2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z", "2026-01-01T03:00:00Z"];
+    let mut records: Vec<_> = [("tokens", "5"), ("bytes", "70"), ("tokens", "900")]
+        .iter()
+        .zip(times)
+        .map(|((metric, value), time)| record(tenant, metric, value, time))
+        .collect();
+    records[2].source = "batch".to_owned();
+    databases.write(1, &records, true).await;
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("policies");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("one.cedar"), POLICY).unwrap();
+    let set = format!("policy.folder={}", folder.display());
+    let mut process = Process::armed(directory.path(), &databases, "", &[&set]);
+    let api = process.address("serving the API").await;
+    ready(api).await;
+    let token = bearer(tenant, Scopes::NONE.with(Scope::Read));
+    let ask = async |path: &str| get(api, &format!("/v1/usage/{path}"), Some(&token)).await;
+
+    let range = "from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z";
+    let (status, body) = ask(&format!("aggregated?{range}&group_by=metric,source")).await;
+    let rows: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let [row] = &rows["data"].as_array().unwrap()[..] else { panic!("{body}") };
+    assert_eq!(
+        (status, &row["metric"], &row["source"], &row["value"]),
+        (200, &"tokens".into(), &"gateway".into(), &"5".into())
+    );
+    let (status, body) = ask("metadata/watermarks").await;
+    assert!(status == 200 && body.contains("\"records\":\"1\"") && !body.contains("batch"), "{body}");
+    for (path, action) in [
+        (format!("raw?{range}&metric=bytes"), "read"),
+        (format!("raw?{range}&source=batch"), "read"),
+        ("types".to_owned(), "read_types"),
+        (format!("allowances/{tenant}"), "read_allowances"),
+    ] {
+        let (status, body) = ask(&path).await;
+        assert!(
+            status == 403 && body.contains(&format!("the action `{action}` was refused")),
+            "{path}: {body}"
+        );
+    }
+    for (record, status) in records.iter().zip([200, 404, 404]) {
+        assert_eq!(ask(&format!("records/{}", record.record_id)).await.0, status, "{record:?}");
+    }
+    process.child.kill().await.unwrap();
+    databases.drop().await;
+}
+
+#[tokio::test]
+async fn policies_that_can_not_be_read_keep_the_process_from_starting() {
+    let databases = Databases::create().await;
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("policies");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("bad.cedar"), "permit (principal, action, resource").unwrap();
+    let set = format!("policy.folder={}", folder.display());
+    let refused = command(directory.path(), &databases).args(["--set", &set]).output().await.unwrap();
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && text.contains("bad.cedar"), "{text}");
     databases.drop().await;
 }
 

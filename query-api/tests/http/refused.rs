@@ -38,7 +38,7 @@ fn says() -> impl Strategy<Value = Says> {
         .prop_map(Says::Permit);
     prop_oneof![
         6 => permits,
-        1 => Just(Says::ByScope),
+        1 => Just(Says::Shipped),
         1 => Just(Says::Deny),
         1 => Just(Says::Unavailable),
         1 => Just(Says::Invalid),
@@ -116,7 +116,7 @@ fn filled() -> Harness {
 
 /// True if the policy leaves nothing of the action, whatever is asked.
 fn is_refused(says: &Says, uri: &str) -> bool {
-    let Says::Permit(bounds) = says else { return *says != Says::ByScope };
+    let Says::Permit(bounds) = says else { return *says != Says::Shipped };
     let sourceless = uri.starts_with("/v1/usage/types") || uri.starts_with("/v1/usage/allowances");
     let empty = |bound: &Option<BTreeSet<String>>| bound.as_ref().is_some_and(BTreeSet::is_empty);
     bounds.tenants.as_ref().is_some_and(|tenants| !tenants.contains(&OWN))
