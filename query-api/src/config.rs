@@ -266,7 +266,7 @@ mod tests {
             ("limits.token_requests=0/1s", "limits.token_requests"),
             ("limits.token_requests=5/1s,6/1s", "limits.token_requests"),
             ("allowances.table=a b", "allowances.table"),
-            ("policy.url=http://pdp.example", "policy.url"),
+            ("policy.cache=6m", "policy.cache"),
         ] {
             let url = "allowances.database_url=postgres://usage@127.0.0.1/mails";
             let error = resolved(&[setting, url]).validate().unwrap_err();
