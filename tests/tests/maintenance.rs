@@ -6,6 +6,7 @@ use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use serde_json::Value;
+use sqlx::{Connection as _, PgConnection};
 use usage_tests::pipeline::{Options, Pipeline};
 use usage_tests::workload::{self, Workload};
 use uuid::Uuid;
@@ -89,6 +90,7 @@ async fn damaged_rollups_are_named_and_repaired_while_workers_run() -> anyhow::R
 #[tokio::test(flavor = "multi_thread")]
 async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::Result<()> {
     let (pipeline, group) = prepare().await?;
+    pipeline.usagectl(&["quota", "set", "--every-source", "--records", "1000000", "--window", "31d"])?;
     let mut running = pipeline.run()?;
     play(&pipeline, 200, 23).await?;
     pipeline.judge(&running.api, PATIENCE).await?;
@@ -122,17 +124,31 @@ async fn storage_restored_from_an_older_backup_is_replayed_exactly() -> anyhow::
     let older = pipeline.clickhouse("SELECT count() FROM usage_records").await?;
     assert!(older.parse::<u64>()? < whole.parse::<u64>()?, "{older} of {whole} were in the backup");
 
+    // What is read again was held to its quotas before: to hold it to this one would keep none of it.
+    assert_eq!(counted(&pipeline).await?, whole);
+    pipeline.usagectl(&["quota", "set", "--every-source", "--records", "0", "--window", "31d"])?;
     let said = pipeline.usagectl(&restored)?;
     assert!(said.matches("from offset").count() == 4 && said.contains("batch"), "{said}");
+    assert!(said.contains("neither held to quotas nor counted"), "{said}");
     assert_eq!(pipeline.clickhouse("SELECT count() FROM usage_rollups").await?, "0");
     running.consumer = pipeline.consumer()?;
     let (query_api, api) = pipeline.query_api()?;
     running.query_api = query_api;
     pipeline.judge(&api, PATIENCE).await?;
     assert_eq!(pipeline.clickhouse("SELECT count() FROM usage_records").await?, whole);
+    assert_eq!(counted(&pipeline).await?, whole);
     rolled_up(&pipeline).await?;
     pipeline.usagectl(&["verify"])?;
     Ok(())
+}
+
+/// What quotas have counted, of all tenants and windows.
+async fn counted(pipeline: &Pipeline) -> anyhow::Result<String> {
+    let mut control = PgConnection::connect(&pipeline.env()["USAGE_CONTROL_DATABASE_URL"]).await?;
+    let counted = sqlx::query_scalar("SELECT coalesce(sum(records), 0)::text FROM quota_counters");
+    let counted = counted.fetch_one(&mut control).await?;
+    control.close().await?;
+    Ok(counted)
 }
 
 /// Copies a table as it is at one moment, all months.
