@@ -16,6 +16,9 @@ const MAX_AGE: Duration = Duration::from_secs(30);
 /// How long `authorize_emit` waits for answers unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How much longer than an authorization the quota's count is kept fresh: an emit that passed its check of the age is admitted later.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// Who decides whether a caller may emit.
 #[derive(Clone)]
 pub(super) enum Policy {
@@ -141,7 +144,7 @@ impl UsageCollectorBuilder {
         let settings = Settings {
             policy: self.policy.ok_or(BuildError::NoPolicy)?,
             types: self.types.ok_or(BuildError::NoTypes)?,
-            quotas: self.quota.map(|quota| Quotas::new(quota, self.max_age)).transpose()?,
+            quotas: self.quota.map(|quota| Quotas::new(quota, self.max_age + LINGER)).transpose()?,
             bounds: self.bounds,
             max_age: self.max_age,
             patience: self.patience,

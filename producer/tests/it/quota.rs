@@ -51,9 +51,17 @@ fn is_full(result: &Result<(), EmitError>) -> bool {
 async fn one_process_never_passes_its_limit() {
     let source = Source::new().await;
     let process = process(quota(&source, 5));
+    let ctx = caller(Uuid::from_u128(1));
+    let auth = process.authorize_emit(&ctx, "llm.tokens").await.unwrap();
     for _ in 0..5 {
         emit(&source, &process).await.unwrap();
     }
+    // By an authorization that was given while there was room.
+    let mut tx = source.pool.begin().await.unwrap();
+    let record = NewRecord::counter(ctx.tenant_id, "llm.tokens", Quantity::parse("1").unwrap(), "sixth");
+    let result = process.emit(&mut tx, &ctx, record, &auth).await;
+    assert!(matches!(result, Err(EmitError::RateLimitExceeded { .. })));
+    tx.commit().await.unwrap();
     let error = emit(&source, &process).await.unwrap_err();
     assert!(
         matches!(error, EmitError::RateLimitExceeded { limit: 5, window: HOUR, retry_after } if retry_after <= HOUR),
@@ -183,6 +191,22 @@ async fn a_new_window_has_room_again() {
     let retry_after = until("the window is full", full).await;
     assert!(retry_after <= Duration::from_secs(1));
     until("the next window", async || emit(&source, &process).await.ok()).await;
+}
+
+/// A second after the last authorization has ended nobody asks any more; the next one wakes who does.
+#[tokio::test]
+async fn while_nobody_emits_the_database_is_not_asked() {
+    let source = Source::new().await;
+    let quota = quota(&source, 5).flush_every(Duration::from_millis(20)).stale_after(HOUR);
+    let short = trusting().authorization_max_age(Duration::from_millis(1)).source_quota(quota);
+    let process = short.build().unwrap().for_module("llm-gateway");
+    let ctx = caller(Uuid::from_u128(1));
+    process.authorize_emit(&ctx, "llm.tokens").await.unwrap();
+    let age = || process.quota().and_then(|status| status.age);
+    let quiet = Duration::from_millis(1_500);
+    until("nobody asks", async || age().filter(|age| *age > quiet)).await;
+    process.authorize_emit(&ctx, "llm.tokens").await.unwrap();
+    until("somebody asks again", async || age().filter(|age| *age < quiet)).await;
 }
 
 #[tokio::test]
