@@ -122,14 +122,14 @@ fn the_program_prints_its_configuration_without_the_keys() {
         .args([
             "--check-config",
             "--set",
-            "kafka.brokers=b:9092",
+            "kafka.brokers=127.0.0.1:9092",
             "--set",
-            "source_database.url=postgres://u:pw@h/d",
+            "source_database.url=postgres://u:pw@127.0.0.1/d",
         ])
         .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.contains("poll_max") && text.contains("b:9092"), "{text}");
+    assert!(output.status.success() && text.contains("poll_max") && text.contains("127.0.0.1:9092"), "{text}");
     assert!(!text.contains(KEY) && !text.contains("pw"), "{text}");
 }
