@@ -130,6 +130,9 @@ fn the_program_prints_its_configuration_without_the_keys() {
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success() && text.contains("poll_max") && text.contains("127.0.0.1:9092"), "{text}");
+    assert!(
+        output.status.success() && text.contains("poll_max") && text.contains("127.0.0.1:9092"),
+        "{text}"
+    );
     assert!(!text.contains(KEY) && !text.contains("pw"), "{text}");
 }
