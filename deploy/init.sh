@@ -13,12 +13,13 @@ secret() {
 }
 
 [ -e /state/keys/jwks.json ] || usagectl keys generate --dir /state/keys
+secret /state/keys/master.key > /dev/null
 usagectl topics create
 usagectl control migrate
 usagectl storage migrate
 usagectl outbox migrate
 demo_key=$(secret /state/keys/demo.key)
-secret /state/keys/demo.key | usagectl source add demo --key-id demo-1 --key-hex -
+secret /state/keys/demo.key | usagectl source add demo --key-id demo-1 --key-hex - --any-tenant
 usagectl types add llm.requests --kind counter --unit requests
 usagectl types add llm.input_tokens --kind counter --unit tokens
 usagectl types add llm.output_tokens --kind counter --unit tokens

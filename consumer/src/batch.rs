@@ -10,6 +10,7 @@ use usage_schemas::{Marker, Quantity, RecordRef, Timestamp};
 use usage_storage::{PlannedBatch, Rows};
 use uuid::Uuid;
 
+use crate::attribution::Pairs;
 use crate::budget::Charge;
 use crate::dead_letter::Outgoing;
 use crate::marker::Heard;
@@ -58,11 +59,11 @@ pub struct Limits {
     pub deferred: usize,
 }
 
-/// A record that only storage or a fresh registry can decide.
+/// A record that only storage, a fresh registry or the policy point can decide.
 #[derive(Debug)]
 pub struct Deferred {
     pub message: OwnedMessage,
-    /// True if a fresher registry could decide it, false if storage can.
+    /// True if a fresher registry could decide it, or the policy point about what that says; false if storage and counters can.
     pub by_registry: bool,
 }
 
@@ -82,6 +83,8 @@ pub struct Open {
     /// What is kept, as far as quotas count it, and how many records that are not decided they might count.
     pub spent: Spent,
     pub undecided: HashMap<QuotaKey, i64>,
+    /// What the policy point is to be asked about.
+    pub pairs: Pairs,
     pub size: PackedSize,
     /// First and last delivered offset.
     pub bounds: Option<(i64, i64)>,
@@ -106,6 +109,7 @@ impl Open {
             deferred_ids: IdSet::default(),
             spent: Spent::default(),
             undecided: HashMap::new(),
+            pairs: Pairs::default(),
             size: PackedSize::default(),
             bounds: None,
             charge: Charge::default(),

@@ -1,13 +1,15 @@
 //! What the consumer can be told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use serde::Deserialize;
+use usage_access::policy::{PolicyConfig, PolicyConfigError, PolicyDecisionPoint};
 use usage_schemas::Bounds;
 use usage_schemas::names::DEAD_LETTER_MESSAGE_BYTES;
 use usage_service::config::{
-    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, Setting, TELEMETRY,
+    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, MASTER_KEY, Setting, TELEMETRY,
 };
 use usage_service::settings;
 use usage_service::telemetry::TelemetryConfig;
@@ -22,7 +24,9 @@ pub const SETTINGS: &[Setting] = settings![
     TELEMETRY,
     KAFKA,
     CONTROL_DATABASE,
+    MASTER_KEY,
     CLICKHOUSE,
+    usage_access::policy::SETTINGS,
     &[
         Setting::text("consumer.group", "Consumer group of all workers.").default("usage-consumer"),
         Setting::integer("consumer.batch_rows", "Messages of one partition at which its batch ends.")
@@ -46,7 +50,12 @@ pub const SETTINGS: &[Setting] = settings![
             .default("10s"),
         Setting::duration(
             "consumer.registry_refresh",
-            "Age at which usage types and source keys are read again."
+            "Age at which usage types, sources and their keys are read again."
+        )
+        .default("30s"),
+        Setting::duration(
+            "consumer.policy_refresh",
+            "Age at which the permission of a source to emit for a tenant ends, unless it was given again; `policy.cache` is not used for it."
         )
         .default("30s"),
         Setting::duration("consumer.quota_refresh", "Age at which the quotas are read again.").default("5s"),
@@ -71,6 +80,7 @@ pub struct Config {
     pub kafka: KafkaConfig,
     pub control_database: DatabaseConfig,
     pub clickhouse: ClickHouseConfig,
+    pub policy: PolicyConfig,
     pub consumer: ConsumerConfig,
 }
 
@@ -96,6 +106,8 @@ pub struct ConsumerConfig {
     pub quota_refresh: Duration,
     #[serde(with = "humantime_serde")]
     pub quota_keep: Duration,
+    #[serde(with = "humantime_serde")]
+    pub policy_refresh: Duration,
     pub metadata_bytes: usize,
     #[serde(with = "humantime_serde")]
     pub future: Duration,
@@ -130,6 +142,17 @@ impl ConsumerConfig {
 }
 
 impl Config {
+    /// The policy point, without a cache of its own: a refusal is asked again with the next batch, permissions are remembered by the
+    /// worker. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`PolicyConfigError`] names the setting, or the policies' file and line.
+    pub fn policy_point(&self) -> Result<Arc<dyn PolicyDecisionPoint>, PolicyConfigError> {
+        let uncached = PolicyConfig { cache: Duration::ZERO, ..self.policy.clone() };
+        self.policy.validate().map_err(PolicyConfigError::Setting)?;
+        uncached.decision_point()
+    }
+
     fn client(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
         for (name, value) in self.kafka.client_properties() {

@@ -1,4 +1,5 @@
-//! The decision about one message, without its duplicates: decode and headers, signature, key and partition, id, bounds, type.
+//! The decision about one message, without its duplicates: decode and headers, signature, key and partition, id, bounds, type, and
+//! whether its source may emit for its tenant.
 //!
 //! Pure: everything it needs comes with the call, so that a record that could not be decided at once is judged again the same
 //! way with fresher knowledge.
@@ -6,12 +7,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use usage_control::Quotas;
+use usage_control::{Attribution, Quotas};
 use usage_schemas::codec::{DecodeError, Decoder};
 use usage_schemas::partition::partition_of;
 use usage_schemas::{Bounds, Kind, Reason, RecordRef, Timestamp, ids, names, validate};
 use uuid::Uuid;
 
+use crate::attribution::Permissions;
 use crate::authenticate::{Signed, SourceKeys};
 use crate::marker::{self, Heard};
 use crate::message::{Envelope, KnownHeaders};
@@ -26,6 +28,15 @@ pub struct Registry {
     pub reading: u64,
     pub keys: SourceKeys,
     pub types: HashMap<String, Kind>,
+    /// Whose usage sources emit, where it was said.
+    pub sources: HashMap<String, Attribution>,
+}
+
+impl Registry {
+    /// Whose usage the source emits.
+    pub fn attribution(&self, source: &str) -> Attribution {
+        self.sources.get(source).copied().unwrap_or_default()
+    }
 }
 
 /// What judging needs besides the message.
@@ -35,6 +46,8 @@ pub struct Judge {
     pub registry: Arc<Registry>,
     /// What each source's tenants may have kept; asked for only where a record would be kept.
     pub quotas: Arc<Quotas>,
+    /// What the policy point has permitted.
+    pub permissions: Permissions,
 }
 
 /// Where a message was read: its partition, and how many the topic has by the control database.
@@ -49,6 +62,11 @@ pub struct Place {
 pub enum Verdict<'a> {
     /// Valid; kept unless it is a duplicate or a conflict.
     Record {
+        record: RecordRef<'a>,
+        content_hash: [u8; 16],
+    },
+    /// The same, if the policy point permits its source to emit for a tenant that is not its home.
+    OnBehalf {
         record: RecordRef<'a>,
         content_hash: [u8; 16],
     },
@@ -138,7 +156,16 @@ impl Judge {
             None => return Err(Refusal::by_registry(Reason::UnknownUsageType, "metric: not registered")),
         }
         let content_hash = ids::content_hash(&record);
-        Ok(Verdict::Record { record, content_hash })
+        let attribution = self.registry.attribution(source);
+        let (tenant, metric) = (record.tenant_id, record.metric);
+        // Another metric than those that were permitted is asked about again before it is refused.
+        if attribution.home_tenant() == Some(tenant)
+            || self.permissions.allows(source, attribution, tenant, metric) == Some(true)
+        {
+            Ok(Verdict::Record { record, content_hash })
+        } else {
+            Ok(Verdict::OnBehalf { record, content_hash })
+        }
     }
 
     fn authenticate(&self, signed: &Signed<'_>) -> Result<(), Refusal> {
@@ -211,12 +238,12 @@ mod tests {
 
     use super::*;
     use crate::message::OwnedMessage;
-    use crate::testing::{NOW, SOURCE, judge, marker, record, sealed, signed, with_headers};
+    use crate::testing::{NOW, SOURCE, TENANTS, judge, marker, record, sealed, signed, with_headers};
 
     const PLACE: Place = Place { partition: 0, count: 1 };
 
     fn tenant() -> Uuid {
-        Uuid::from_u128(0x0188_4b5e_0000_4000_8000_0000_0000_0001)
+        TENANTS[0]
     }
 
     fn reason(message: &OwnedMessage, place: Place) -> Option<(Reason, bool)> {

@@ -1,20 +1,21 @@
 //! What one partition has in hand: at most one batch in flight, one that is closed and one that takes in rows.
 //!
 //! A record is decided against, in this order, the batch itself, the batches before it, the filter and storage. What only
-//! storage or a fresh registry can decide is copied and decided when its batch is closed, in the order of offsets and by one
-//! query. An id leaves "in flight" for the filter in one step: the owner's thread does both.
+//! storage, a fresh registry or the policy point can decide is copied and decided when its batch is closed, in the order of offsets
+//! and by one query. An id leaves "in flight" for the filter in one step: the owner's thread does both.
 
 mod decide;
 mod fate;
+mod question;
 mod room;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use usage_control::{QuotaCounts, QuotaKey};
+use usage_schemas::RecordRef;
 use usage_service::clock;
 use usage_storage::{IdProbe, Rows};
 
@@ -25,8 +26,10 @@ use crate::filter::IdFilter;
 use crate::judge::{Judge, Place, Verdict};
 use crate::message::{Envelope, OwnedMessage};
 use crate::plan::not_kept_limit;
-use fate::{Fate, repeated};
+use fate::{Fate, forbidden, repeated};
 use room::{Counters, Room};
+
+pub use question::{Answer, Question};
 
 /// A closed batch.
 enum Closed {
@@ -56,29 +59,6 @@ pub struct Ledger {
     /// Batches that became durable while `closed` waits: the answer it waits for may be older than they are.
     lingering: Vec<Arc<Decided>>,
     counters: Counters,
-}
-
-/// What a closed batch wants to know.
-#[derive(Debug, Default)]
-pub struct Question {
-    /// Comes back with the answer: one to an earlier question says nothing about a later batch.
-    pub number: u64,
-    pub probes: Vec<IdProbe>,
-    /// True if the registry must be read afresh.
-    pub registry: bool,
-    /// The counters of quotas that are not known.
-    pub counters: Vec<QuotaKey>,
-}
-
-/// What was found out for a question.
-#[derive(Debug, Default)]
-pub struct Answer {
-    pub number: u64,
-    /// What storage has of the probes.
-    pub stored: HashMap<Identity, [u8; 16]>,
-    /// The counters that were asked for, in that order.
-    pub counters: Vec<QuotaKey>,
-    pub counts: QuotaCounts,
 }
 
 /// The offset from which everything must be delivered again.
@@ -227,6 +207,10 @@ impl Ledger {
                     }
                 }
             }
+            Verdict::OnBehalf { record, .. } => {
+                self.open.pairs.add(record.source, record.tenant_id);
+                return Some(self.defer(message, judge, copy(), true, now));
+            }
             Verdict::Refused(refusal) if refusal.by_registry => {
                 return Some(self.defer(message, judge, copy(), true, now));
             }
@@ -327,15 +311,17 @@ impl Ledger {
                 });
             }
         }
+        let pairs = open.pairs.clone();
         self.closed = Some(Closed::Waiting(open, asked));
         self.lingering.clear();
         let counters = counters.into_iter().collect();
-        Question { number: asked.number, probes, registry: asked.registry, counters }
+        Question { number: asked.number, probes, registry: asked.registry, pairs, counters }
     }
 
     /// Decides what the closed batch had to leave open; `judge` has a registry read after the batch was closed. If the plan does not
     /// fit, the batch ends earlier and the rest must be delivered again; the charge is what that gives back. If the registry turned
-    /// against a record, or a quota holds now, and was not asked for, the batch asks again.
+    /// against a record, or a quota holds now, and was not asked for, or the policy point was not asked about a source as the registry
+    /// has it now, the batch asks again.
     pub fn answer(
         &mut self,
         answer: &Answer,
@@ -349,12 +335,21 @@ impl Ledger {
         }
         let Some(Closed::Waiting(mut open, asked)) = self.closed.take() else { return (None, None) };
         self.learn(&answer.counters, &answer.counts);
+        let permitted = |record: &RecordRef<'_>| {
+            let attribution = judge.registry.attribution(record.source);
+            answer.permissions.allows(record.source, attribution, record.tenant_id, record.metric)
+        };
         let (mut registry, mut counters) = (false, false);
         for Deferred { message, .. } in &open.deferred {
             let envelope = message.envelope();
             match judge.judge(&envelope, self.place) {
                 Verdict::Refused(refusal) => registry |= refusal.by_registry && !asked.registry,
-                Verdict::Record { record, .. } => {
+                Verdict::OnBehalf { record, .. } if permitted(&record).is_none() => {
+                    registry = true;
+                    open.pairs.add(record.source, record.tenant_id);
+                }
+                Verdict::OnBehalf { record, .. } if permitted(&record) == Some(false) => {}
+                Verdict::Record { record, .. } | Verdict::OnBehalf { record, .. } => {
                     let key = self.quota_key(judge, &record, &envelope);
                     counters |= key.is_some_and(|key| !self.is_counted(&key));
                 }
@@ -371,7 +366,10 @@ impl Ledger {
         for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
             let envelope = message.envelope();
             let (tenant, fate) = match judge.judge(&envelope, self.place) {
-                Verdict::Record { record, content_hash } => {
+                Verdict::OnBehalf { record, .. } if permitted(&record) != Some(true) => {
+                    (Some(record.tenant_id), Fate::Refused(forbidden()))
+                }
+                Verdict::Record { record, content_hash } | Verdict::OnBehalf { record, content_hash } => {
                     let id = &(record.tenant_id, record.record_id);
                     let earlier = open.hash_of(id).or_else(|| kept.hash_of(id)).or_else(|| self.earlier(id));
                     match earlier.or_else(|| answer.stored.get(id).copied()) {

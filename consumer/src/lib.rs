@@ -3,6 +3,7 @@
 //! One thread owns polling, deciding and committing; storage, Postgres and dead letters run beside it on a small tokio
 //! runtime. `protocol.md` section 5 is the contract; `docs/architecture.md` follows a record and its crash windows.
 
+pub mod attribution;
 pub mod authenticate;
 pub mod batch;
 pub mod budget;
@@ -17,6 +18,7 @@ pub mod ledger;
 pub mod link;
 pub mod marker;
 pub mod message;
+pub mod permissions;
 pub mod plan;
 pub mod quota;
 pub mod rebuild;

@@ -9,6 +9,7 @@ use usage_control::{QuotaCounts, QuotaKey, Quotas};
 use usage_storage::StoredId;
 use uuid::Uuid;
 
+use crate::attribution::Permission;
 use crate::commit::{CommitItem, CommitOutcome, CommitRequest};
 use crate::filter::IdFilter;
 use crate::judge::Registry;
@@ -39,6 +40,7 @@ pub enum Event {
         ticket: Ticket,
         question: u64,
         registry: Option<Arc<Registry>>,
+        permissions: Vec<Permission>,
         found: Vec<StoredId>,
         /// Counters of quotas.
         counters: Vec<QuotaKey>,
@@ -58,6 +60,8 @@ pub enum Event {
     Registry(Arc<Registry>),
     /// A reading of the quotas ended; `None` if they could not be read.
     Quotas(Option<Arc<Quotas>>),
+    /// What the policy point said when it was asked again.
+    Permissions(Vec<Permission>),
     FilterLoaded {
         ticket: Ticket,
         load: u64,

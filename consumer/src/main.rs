@@ -67,7 +67,8 @@ async fn run(config: Config, open: Vec<OpenSection>) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("telemetry.listen {}", config.telemetry.listen))?;
     let storage = Arc::new(ClickHouseStorage::connect(config.clickhouse.clone()));
-    let work = service::run(config, storage, health, shutdown.clone());
+    let policy = config.policy_point()?;
+    let work = service::run(config, storage, policy, health, shutdown.clone());
     lifecycle::graceful(&shutdown, STOP_WITHIN, work).await??;
     Ok(())
 }

@@ -10,13 +10,15 @@ use rdkafka::producer::FutureProducer;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use usage_control::{Control, ControlError, Quotas};
+use usage_access::policy::PolicyDecisionPoint;
+use usage_control::{Control, ControlError, MasterKeys, Quotas};
 use usage_schemas::codec::Decoder;
 use usage_service::error_chain::error_chain;
 use usage_service::health::Health;
 use usage_service::{clock, retry::Backoff};
 use usage_storage::Storage;
 
+use crate::attribution::Permissions;
 use crate::config::Config;
 use crate::context::Context;
 use crate::dead_letter::Sender;
@@ -52,15 +54,17 @@ pub enum RunError {
 pub async fn run(
     config: Config,
     storage: Arc<dyn Storage>,
+    policy: Arc<dyn PolicyDecisionPoint>,
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    let control = Control::connect_lazy(&config.control_database)?;
+    let master_keys = MasterKeys::configured(&config.control_database)?.ok_or(ControlError::NoMasterKey)?;
+    let control = Control::connect_lazy(&config.control_database)?.with_master_keys(master_keys);
     let signs = Signs {
         assigned: health.flag("assignment"),
         heartbeat: Arc::new(AtomicI64::new(clock::now_millis())),
     };
-    add_checks(&health, &storage, &control);
+    add_checks(&health, &storage, &control, &policy);
     let Some(checked) = startup::wait(&config, &*storage, &control, &shutdown).await else { return Ok(()) };
     watch(&health, signs.heartbeat.clone(), shutdown.clone());
 
@@ -77,6 +81,7 @@ pub async fn run(
         registry_refresh: config.consumer.registry_refresh,
         quota_refresh: config.consumer.quota_refresh,
         quota_keep: config.consumer.quota_keep,
+        policy_refresh: config.consumer.policy_refresh,
     };
     let mut member: BaseConsumer<Context> = config.member().create_with_context(Context::default())?;
 
@@ -85,24 +90,26 @@ pub async fn run(
     let retry_max = config.consumer.retry_max;
     let (ended, end) = oneshot::channel();
     let stop = shutdown.clone();
-    let own = move || {
+    let own = move || -> Result<(), RunError> {
         let (link, events) = Link::to_this_thread();
         let owner = link.owner();
         let waker = owner.clone();
         member.set_nonempty_callback(move || waker.unpark());
+        let limit = checked.metadata_limit;
         let services =
-            Services::new(storage.writer(), control, sender, reader, link, checked.metadata_limit, retry_max);
+            Services::new(storage.writer(), control, policy, sender, reader, link, limit, retry_max);
         let services = Arc::new(services);
         wake_on(&runtime, &stop, owner);
-        let Some((registry, quotas)) = runtime.block_on(first_registry(&services, &stop)) else {
+        let Some((registry, quotas)) = runtime.block_on(first_registry(&services, &stop))? else {
             return Ok(());
         };
         let (registry, quotas) = (Arc::new(registry), Arc::new(quotas));
-        let judge = Judge { decoder: Decoder::new(), bounds, registry, quotas };
+        let permissions = Permissions::default();
+        let judge = Judge { decoder: Decoder::new(), bounds, registry, quotas, permissions };
         let mut worker = Worker::new(settings, services, events, runtime, judge, signs);
         let result = worker.run(&member, &stop);
         close(member);
-        result
+        Ok(result?)
     };
     let thread = std::thread::Builder::new().name("owner".into());
     let thread = thread.spawn(move || {
@@ -117,7 +124,17 @@ pub async fn run(
     Ok(result.map_err(|_| RunError::Panic)??)
 }
 
-fn add_checks(health: &Health, storage: &Arc<dyn Storage>, control: &Control) {
+fn add_checks(
+    health: &Health,
+    storage: &Arc<dyn Storage>,
+    control: &Control,
+    policy: &Arc<dyn PolicyDecisionPoint>,
+) {
+    let policy = policy.clone();
+    health.check("policy", move || {
+        let policy = policy.clone();
+        async move { policy.ready().await.map_err(|error| error_chain(&error)) }
+    });
     let storage = storage.clone();
     health.check_storage("clickhouse", move || {
         let storage = storage.clone();
@@ -159,17 +176,22 @@ fn wake_on(runtime: &Handle, shutdown: &CancellationToken, owner: std::thread::T
     });
 }
 
-/// Registry and quotas: nothing is decided before both are known.
-async fn first_registry(services: &Services, shutdown: &CancellationToken) -> Option<(Registry, Quotas)> {
+/// Registry and quotas: nothing is decided before both are known. Waits for them, but not for another configuration; `None` at the end of
+/// the process.
+async fn first_registry(
+    services: &Services,
+    shutdown: &CancellationToken,
+) -> Result<Option<(Registry, Quotas)>, ControlError> {
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
     loop {
         match tokio::try_join!(services.registry(), services.control.quotas()) {
-            Ok((registry, rules)) => return Some((registry, Quotas::new(rules))),
+            Ok((registry, rules)) => return Ok(Some((registry, Quotas::new(rules)))),
+            Err(error) if error.is_about_master_keys() => return Err(error),
             Err(error) => {
                 tracing::warn!(error = %error_chain(&error), "the registry can't be read");
                 tokio::select! {
                     () = tokio::time::sleep(backoff.next()) => {}
-                    () = shutdown.cancelled() => return None,
+                    () = shutdown.cancelled() => return Ok(None),
                 }
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret;
 use tokio::sync::Semaphore;
+use usage_access::policy::PolicyDecisionPoint;
 use usage_control::{Control, ControlError};
 use usage_schemas::codec::Decoder;
 use usage_service::error_chain::error_chain;
@@ -29,6 +30,8 @@ const LOADS: usize = 2;
 pub struct Services {
     pub writer: Arc<dyn Writer>,
     pub control: Control,
+    /// Whether a source may emit for another tenant than its home.
+    pub policy: Arc<dyn PolicyDecisionPoint>,
     pub sender: Sender,
     pub reader: SideReader,
     pub link: Link,
@@ -43,9 +46,11 @@ pub struct Services {
 }
 
 impl Services {
+    #[allow(clippy::too_many_arguments, reason = "each is another part of the world")]
     pub fn new(
         writer: Arc<dyn Writer>,
         control: Control,
+        policy: Arc<dyn PolicyDecisionPoint>,
         sender: Sender,
         reader: SideReader,
         link: Link,
@@ -55,6 +60,7 @@ impl Services {
         Self {
             writer,
             control,
+            policy,
             sender,
             reader,
             link,
@@ -71,12 +77,15 @@ impl Services {
         Attempts { operation, ticket, backoff: Backoff::new(FIRST_WAIT.min(self.retry_max), self.retry_max) }
     }
 
-    /// Usage types and source keys, from the primary.
+    /// Usage types, sources and their keys, from the primary.
     pub async fn registry(&self) -> Result<Registry, ControlError> {
         let reading = self.readings.fetch_add(1, Ordering::Relaxed) + 1;
-        let (types, keys) = tokio::try_join!(self.control.usage_types(), self.control.source_keys())?;
+        let control = &self.control;
+        let (types, keys, sources) =
+            tokio::try_join!(control.usage_types(), control.source_keys(), control.sources())?;
         let mut registry = Registry { reading, ..Registry::default() };
         registry.types.extend(types.into_iter().map(|usage_type| (usage_type.name, usage_type.kind)));
+        registry.sources.extend(sources.into_iter().map(|source| (source.name, source.attribution)));
         for key in keys {
             registry.keys.add(
                 &key.source,

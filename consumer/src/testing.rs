@@ -1,13 +1,16 @@
 //! Messages and a judge for unit tests.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use rdkafka::message::{Header, OwnedHeaders};
+use usage_control::Attribution;
 use usage_schemas::codec::{Decoder, Encoder};
 use usage_schemas::signature::SigningKey;
 use usage_schemas::{Bounds, Kind, Marker, Quantity, Timestamp, UsageRecord, ids, names};
 use uuid::Uuid;
 
+use crate::attribution::{Allowed, Permission, Permissions};
 use crate::judge::{Judge, Registry};
 use crate::message::OwnedMessage;
 
@@ -16,16 +19,37 @@ pub const KEY: &[u8] = b"the key of the tests";
 /// The broker's time of all messages, milliseconds.
 pub const NOW: i64 = 1_790_000_000_000;
 
+/// Tenants of the tests. Their source may emit for these and for the first 255 ids, by permission.
+pub const TENANTS: [Uuid; 2] = [
+    Uuid::from_u128(0x0188_4b5e_0000_4000_8000_0000_0000_0001),
+    Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888),
+];
+
+/// What the policy point says of the tests' source.
+pub fn permission(tenant_id: Uuid, allowed: Allowed) -> Permission {
+    Permission {
+        source: SOURCE.into(),
+        tenant_id,
+        attribution: Attribution::AnyTenant,
+        generation: 0,
+        allowed,
+    }
+}
+
 pub fn judge() -> Judge {
     let mut registry = Registry::default();
     registry.keys.add(SOURCE, "k1", KEY, 0, None);
     registry.types.insert("llm.tokens".into(), Kind::Counter);
     registry.types.insert("vm.memory".into(), Kind::Gauge);
+    registry.sources.insert(SOURCE.into(), Attribution::AnyTenant);
+    let tenants = TENANTS.into_iter().chain((1..256).map(Uuid::from_u128));
+    let permissions: Vec<_> = tenants.map(|tenant| permission(tenant, Allowed::Everything)).collect();
     Judge {
         decoder: Decoder::new(),
         bounds: Bounds::default(),
         registry: Arc::new(registry),
         quotas: Arc::default(),
+        permissions: Permissions::of(&permissions, Instant::now()),
     }
 }
 

@@ -6,6 +6,7 @@
 mod beside;
 mod flow;
 mod held;
+mod permitted;
 mod release;
 
 use std::collections::{BTreeMap, HashMap};
@@ -59,6 +60,8 @@ pub struct WorkerSettings {
     pub quota_refresh: Duration,
     /// How long counters of quotas stay after their window's end.
     pub quota_keep: Duration,
+    /// Age at which a permission of the policy point ends.
+    pub policy_refresh: Duration,
 }
 
 /// What a worker shows to the health checks.
@@ -98,6 +101,10 @@ pub struct Worker {
     writes: usize,
     write_began: Instant,
     tick_runs: bool,
+    /// Permissions are being asked for again.
+    permissions_run: bool,
+    /// Of the policies that gave the permissions.
+    policy_generation: u64,
     ticked: Instant,
     registry_asked: Instant,
     /// One reading at a time: an older one must not come last.
@@ -127,6 +134,7 @@ impl Worker {
         signs: Signs,
     ) -> Self {
         let now = Instant::now();
+        let policy_generation = services.policy.generation();
         Self {
             budget: Budget::new(settings.budget),
             settings,
@@ -143,6 +151,8 @@ impl Worker {
             writes: 0,
             write_began: now,
             tick_runs: false,
+            permissions_run: false,
+            policy_generation,
             ticked: now,
             registry_asked: now,
             quotas_run: false,

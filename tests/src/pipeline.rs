@@ -27,6 +27,9 @@ pub use stack::{RelayAgain, stack_api};
 pub const SOURCE_KEY: (&str, &str) =
     ("demo-1", "5a0f1c2e7b10190f3c26f1e7a449d3b5a1f0c2e7b10166c6c6d2d6761746577a");
 
+/// Under which its control database seals it. A file, since the environment of a stack that is up names one, too.
+const MASTER_KEY_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/control/testdata/master.key");
+
 /// All time that a test emits into.
 pub const RANGE: (&str, &str) = ("2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z");
 
@@ -98,6 +101,7 @@ impl Pipeline {
             ("USAGE_CLICKHOUSE_URL", clickhouse),
             ("USAGE_CLICKHOUSE_DATABASE", format!("usage_{id}")),
             ("USAGE_CONTROL_DATABASE_URL", control),
+            ("USAGE_CONTROL_DATABASE_MASTER_KEY_FILE", MASTER_KEY_FILE.to_string()),
             ("USAGE_SOURCE_DATABASE_URL", source_url.clone()),
         ]
         .map(|(name, value)| (name.to_string(), value))
@@ -120,7 +124,8 @@ impl Pipeline {
         self.usagectl(&["topics", "create", "--partitions", &partitions])?;
         self.usagectl(&["storage", "migrate"])?;
         self.usagectl(&["outbox", "migrate"])?;
-        self.usagectl(&["source", "add", SOURCE, "--key-id", SOURCE_KEY.0, "--key-hex", SOURCE_KEY.1])?;
+        let key = ["--key-id", SOURCE_KEY.0, "--key-hex", SOURCE_KEY.1, "--any-tenant"];
+        self.usagectl(&[&["source", "add", SOURCE], &key[..]].concat())?;
         for (name, kind, unit) in USAGE_TYPES {
             self.usagectl(&["types", "add", name, "--kind", kind, "--unit", unit])?;
         }

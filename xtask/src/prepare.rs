@@ -45,12 +45,19 @@ pub fn signing_key(dir: &Path) -> PathBuf {
     dir.join("keys/signing.pem")
 }
 
+/// The file with the key under which the sources' keys are sealed.
+#[must_use]
+pub fn master_key(dir: &Path) -> PathBuf {
+    dir.join("keys/master.key")
+}
+
 /// Prepares everything; what is there already stays as it is.
 pub fn run(dir: &Path, bin: &Path, env: &Env) -> Result<Prepared> {
     let keys = dir.join("keys");
     fs::create_dir_all(&keys)?;
     let demo_key = secret(&keys.join("demo.key"))?;
     let cursor_key = secret(&keys.join("cursor.key"))?;
+    secret(&master_key(dir))?;
     let prepared = Prepared { env: env.clone(), keys, demo_key, cursor_key };
     let usagectl = |arguments: &[&str]| usagectl(&bin.join("usagectl"), dir, env, arguments, "");
     println!("preparing keys, topics and tables");
@@ -63,7 +70,7 @@ pub fn run(dir: &Path, bin: &Path, env: &Env) -> Result<Prepared> {
     usagectl(&["storage", "migrate"])?;
     usagectl(&["outbox", "migrate"])?;
     // The key goes by standard input: arguments can be seen by every user of the machine.
-    let add = ["source", "add", DEMO_SOURCE, "--key-id", DEMO_KEY_ID, "--key-hex", "-"];
+    let add = ["source", "add", DEMO_SOURCE, "--key-id", DEMO_KEY_ID, "--key-hex", "-", "--any-tenant"];
     self::usagectl(&bin.join("usagectl"), dir, env, &add, &prepared.demo_key)?;
     for (name, kind, unit) in USAGE_TYPES {
         usagectl(&["types", "add", name, "--kind", kind, "--unit", unit])?;
@@ -143,6 +150,14 @@ impl Prepared {
         format!("[control_database]\nurl = {}\n\n", quoted(self.address(CONTROL)))
     }
 
+    /// The section `[control_database]` of a process that reads the sources' keys.
+    #[must_use]
+    pub fn control_database_with_keys(&self) -> String {
+        let master_key = self.keys.join("master.key").to_string_lossy().into_owned();
+        let url = quoted(self.address(CONTROL));
+        format!("[control_database]\nurl = {url}\nmaster_key_file = {}\n\n", quoted(&master_key))
+    }
+
     /// The section `[source_database]`.
     #[must_use]
     pub fn source_database(&self) -> String {
@@ -211,6 +226,9 @@ mod tests {
         assert_eq!(prepared.kafka(), "[kafka]\nbrokers = \"127.0.0.1:1\"\n\n");
         assert!(prepared.clickhouse().contains("writer_password = \"usage\""));
         assert!(prepared.control_database().contains(r#"url = "postgres://u:\"p\"@127.0.0.1:3/c""#));
+        let with_keys = prepared.control_database_with_keys();
+        assert!(with_keys.contains("\nmaster_key_file = \"/keys/master.key\"\n"), "{with_keys}");
+        assert!(!prepared.control_database().contains("master"));
         assert!(prepared.api(7).contains("listen = \"127.0.0.1:7\""));
         assert!(prepared.api(7).contains("key_file = \"/keys/jwks.json\""));
         let relay = prepared.relay();

@@ -79,7 +79,8 @@ pub fn await_ready(service: &Service, server: &mut Server, ports: &[u16]) -> Res
 }
 
 fn consumer(prepared: &Prepared, ports: &[u16]) -> String {
-    [telemetry(ports[0]), prepared.kafka(), prepared.clickhouse(), prepared.control_database()].concat()
+    let control = prepared.control_database_with_keys();
+    [telemetry(ports[0]), prepared.kafka(), prepared.clickhouse(), control].concat()
 }
 
 fn query_api(prepared: &Prepared, ports: &[u16]) -> String {

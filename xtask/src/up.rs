@@ -24,6 +24,8 @@ pub const API: &str = "USAGE_API_URL";
 
 /// Where `usagectl token` finds the key, from whatever directory it is called.
 const TOKEN_KEY: &str = "USAGE_TOKEN_KEY_FILE";
+/// Where it finds the key under which the sources' keys are sealed.
+const MASTER_KEY: &str = "USAGE_CONTROL_DATABASE_MASTER_KEY_FILE";
 
 /// A tenant for the example that is printed.
 const EXAMPLE: &str = "6f1c2d34-0000-4000-8000-000000000001";
@@ -79,6 +81,7 @@ pub fn up(options: Options) -> Result<Up> {
     this.env = own_addresses(&state);
     this.env.extend(preset);
     this.env.insert(TOKEN_KEY, prepare::signing_key(&dir).to_string_lossy().into_owned());
+    this.env.insert(MASTER_KEY, prepare::master_key(&dir).to_string_lossy().into_owned());
     let prepared = prepare::run(&dir, &paths::bin_dir(options.release)?, &this.env)?;
     this.start_services(&mut state, &prepared, options)?;
     env_file::write(&dir.join("env"), &this.env)?;

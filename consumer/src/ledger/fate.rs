@@ -40,3 +40,9 @@ pub(super) fn repeated(kept: [u8; 16], now: [u8; 16]) -> Fate {
     let error = "the identity is stored with other content".to_string();
     Fate::Refused(Refusal { reason: Reason::Conflict, error, by_registry: false })
 }
+
+/// The policy point said no.
+pub(super) fn forbidden() -> Refusal {
+    let error = "the policy does not permit the source to emit this metric for this tenant".to_string();
+    Refusal { reason: Reason::ForbiddenTenant, error, by_registry: false }
+}

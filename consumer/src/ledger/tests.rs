@@ -3,16 +3,20 @@
 mod cases;
 mod orders;
 mod quotas;
+mod tenants;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
+use usage_control::{QuotaCounts, QuotaKey};
 use usage_schemas::Reason;
 use uuid::Uuid;
 
 use super::*;
+use crate::attribution::{Allowed, Permission, Permissions};
 use crate::batch::Decided;
 use crate::plan::{Committed, METADATA_LIMIT, NotKept};
-use crate::testing::{copy, judge};
+use crate::testing::{TENANTS, copy, judge, permission};
 
 const PLACE: Place = Place { partition: 0, count: 1 };
 
@@ -27,7 +31,7 @@ fn limits() -> Limits {
 }
 
 fn tenant() -> Uuid {
-    Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888)
+    TENANTS[1]
 }
 
 /// One partition with its log, storage, filter and counters, all in memory.
@@ -47,6 +51,10 @@ struct World {
     counted: HashMap<QuotaKey, i64>,
     /// What storage and the database said when closed batches asked; answers may come late, even after a rewind.
     found: Vec<Answer>,
+    /// What the policy point says of tenants for whom nothing is known yet; nothing is a refusal.
+    policy: HashMap<Uuid, Allowed>,
+    /// What it was asked about, in order.
+    pairs: Vec<(String, Uuid)>,
     used: Charge,
     /// Number of the last question.
     asked: u64,
@@ -68,6 +76,8 @@ impl World {
             advanced: 10,
             counted: HashMap::new(),
             found: Vec::new(),
+            policy: HashMap::new(),
+            pairs: Vec::new(),
             used: Charge::default(),
             asked: 0,
             most: 100,
@@ -112,7 +122,15 @@ impl World {
         let records = question.counters.iter().map(|key| self.counted.get(key).copied().unwrap_or(0));
         let counts = QuotaCounts { batch_seq: self.advanced, records: records.collect() };
         let counters = question.counters.clone();
-        self.found.push(Answer { number: question.number, stored, counters, counts });
+        let pairs = question.pairs.clone().into_pairs();
+        let said = |(_, tenant): &(String, Uuid)| {
+            permission(*tenant, self.policy.get(tenant).cloned().unwrap_or(Allowed::Nothing))
+        };
+        let said: Vec<Permission> = pairs.iter().map(said).collect();
+        let permissions = Permissions::of(&said, Instant::now());
+        said.iter().for_each(|permission| self.judge.permissions.learn(permission, Instant::now()));
+        self.pairs.extend(pairs);
+        self.found.push(Answer { number: question.number, stored, permissions, counters, counts });
     }
 
     fn answer(&mut self) {

@@ -10,6 +10,7 @@ use usage_storage::StorageError;
 use crate::counts;
 use crate::ledger::Question;
 use crate::link::Event;
+use crate::permissions;
 use crate::services::Services;
 use crate::takeover::load_filter;
 use crate::telemetry;
@@ -18,7 +19,7 @@ use crate::ticket::Ticket;
 /// Counters of a partition that one sweep removes at most.
 const SWEPT_AT_ONCE: i64 = 10_000;
 
-/// Asks storage, the registry and the counters of quotas what a closed batch wants to know.
+/// Asks the registry, the policy point, storage and the counters of quotas what a closed batch wants to know.
 pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question) {
     let mut attempts = services.attempts("lookup", &ticket);
     let registry = if question.registry {
@@ -26,6 +27,16 @@ pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question)
         Some(Arc::new(registry))
     } else {
         None
+    };
+    let permissions = match &registry {
+        Some(registry) if !question.pairs.is_empty() => {
+            let Some(permissions) = permissions::ask(&services, &ticket, registry, question.pairs).await
+            else {
+                return;
+            };
+            permissions
+        }
+        _ => Vec::new(),
     };
     let found = if question.probes.is_empty() {
         Vec::new()
@@ -47,7 +58,15 @@ pub async fn answer(services: Arc<Services>, ticket: Ticket, question: Question)
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "stored").increment(hits);
     metrics::counter!(metric_names::CONSUMER_FILTER_HITS_TOTAL, "result" => "false").increment(misses);
     let Question { number: question, counters, .. } = question;
-    services.link.report(Event::Answered { ticket, question, registry, found, counters, counts });
+    services.link.report(Event::Answered {
+        ticket,
+        question,
+        registry,
+        permissions,
+        found,
+        counters,
+        counts,
+    });
 }
 
 pub async fn refresh(services: Arc<Services>) {

@@ -12,6 +12,7 @@ use super::beside::{
 use super::held::{Drain, Held, Running, Sight, State};
 use super::release::mark;
 use super::{SEEK_TRIES, TICK, Worker};
+use crate::attribution::Permissions;
 use crate::commit::CommitOutcome;
 use crate::ledger::{Answer, Ledger, Rewind};
 use crate::link::{Event, Fate};
@@ -54,15 +55,18 @@ impl Worker {
             Event::TakenOver { ticket, taken } => self.taken_over(&ticket, *taken),
             Event::Waits { ticket, why } => self.wait(&ticket, why),
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
-            Event::Answered { ticket, question, registry, found, counters, counts } => {
+            Event::Answered { ticket, question, registry, permissions, found, counters, counts } => {
                 if let Some(registry) = registry {
                     self.judge.refresh(registry);
                     self.registry_asked = Instant::now();
                 }
+                self.learn(&permissions);
                 let identity =
                     |stored: &StoredId| ((stored.tenant_id, stored.record_id), stored.content_hash);
                 let stored = found.iter().map(identity).collect();
-                self.answered(&ticket, &Answer { number: question, stored, counters, counts });
+                let permissions = Permissions::of(&permissions, Instant::now());
+                let answer = Answer { number: question, stored, permissions, counters, counts };
+                self.answered(&ticket, &answer);
             }
             Event::Shipped { ticket, fate } => self.shipped(&ticket, fate),
             Event::WriteFree => self.writes = self.writes.saturating_sub(1),
@@ -80,6 +84,7 @@ impl Worker {
                     self.judge.quotas = quotas;
                 }
             }
+            Event::Permissions(permissions) => self.asked_again(&permissions),
             Event::FilterLoaded { ticket, load, filter } => {
                 // One that was begun before the partition was taken over again lacks what was stored since.
                 if let Some(running) = self.running(&ticket)
@@ -386,6 +391,7 @@ impl Worker {
             self.quotas_swept = now;
             self.sweep_quotas();
         }
+        self.age_permissions(now);
         if now.duration_since(self.completeness_asked) >= COMPLETENESS {
             self.completeness_asked = now;
             self.runtime.spawn(show_completeness(self.services.clone()));

@@ -32,6 +32,27 @@ impl DeadLetter {
 
 /// Everything in the topic.
 pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Vec<DeadLetter> {
+    read_each(brokers, topic, partitions, letter)
+}
+
+impl super::Pipeline {
+    /// The broker's times of the records of a partition, milliseconds since the Unix epoch, in the order of offsets.
+    pub async fn broker_times(&self, partition: i32) -> Vec<i64> {
+        let (brokers, topic, partitions) = (self.brokers.clone(), self.topic.clone(), self.partitions);
+        let of = move |message: &rdkafka::message::BorrowedMessage<'_>| {
+            (message.partition() == partition).then(|| message.timestamp().to_millis().expect("the broker's"))
+        };
+        let read = move || read_each(&brokers, &topic, partitions, of);
+        tokio::task::spawn_blocking(read).await.expect("no panic").into_iter().flatten().collect()
+    }
+}
+
+fn read_each<T>(
+    brokers: &str,
+    topic: &str,
+    partitions: i32,
+    each: impl Fn(&rdkafka::message::BorrowedMessage<'_>) -> T,
+) -> Vec<T> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
         .set("group.id", format!("read-{}", Uuid::new_v4()))
@@ -49,7 +70,7 @@ pub fn read_all(brokers: &str, topic: &str, partitions: i32) -> Vec<DeadLetter> 
     while ended < partitions {
         assert!(Instant::now() < deadline, "the topic of dead letters ends");
         match consumer.poll(Duration::from_millis(200)) {
-            Some(Ok(message)) => letters.push(letter(&message)),
+            Some(Ok(message)) => letters.push(each(&message)),
             Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
             Some(Err(error)) => panic!("reading dead letters: {error}"),
             None => {}

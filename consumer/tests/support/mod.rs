@@ -27,10 +27,11 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use secrecy::{SecretSlice, SecretString};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use usage_access::policy::PolicyDecisionPoint;
 use usage_consumer::config::{Config, SETTINGS};
 use usage_consumer::service::{self, RunError};
-use usage_control::testing::TestDatabase;
-use usage_control::{Control, NewUsageType, SourceKey};
+use usage_control::testing::{MASTER_KEY_FILE, TestDatabase};
+use usage_control::{Attribution, Control, NewUsageType, SourceKey};
 use usage_devstack::testing;
 use usage_schemas::codec::Encoder;
 use usage_schemas::partition::partition_of;
@@ -139,6 +140,7 @@ impl Pipeline {
             valid_until: None,
         };
         control.put_source_key(&key).await.expect("the key is put");
+        control.set_source(SOURCE, Attribution::AnyTenant).await.expect("the source is registered");
 
         let mut clickhouse = ClickHouseConfig::new(url, format!("test_{id}")).with_dev_passwords();
         // A busy machine is no reason to fail.
@@ -174,6 +176,7 @@ impl Pipeline {
             format!("kafka.records_topic={}", self.topic),
             format!("kafka.dead_letters_topic={}", self.dead_letters),
             format!("control_database.url={}", self.database.url()),
+            format!("control_database.master_key_file={MASTER_KEY_FILE}"),
             format!("clickhouse.url={}", self.clickhouse.url),
             format!("clickhouse.database={}", self.clickhouse.database),
             "clickhouse.writer_password=usage".into(),
@@ -198,9 +201,26 @@ impl Pipeline {
 
     /// On a storage of the test's own.
     pub fn worker_on(&self, storage: Arc<dyn Storage>, more: &[&str]) -> Worker {
+        let policy = self.config(more).policy_point().expect("the shipped policies");
+        self.worker_with(storage, policy, more)
+    }
+
+    /// With a policy point of the test's own.
+    pub fn worker_under(&self, policy: Arc<dyn PolicyDecisionPoint>, more: &[&str]) -> Worker {
+        let config = self.config(more).clickhouse;
+        self.worker_with(Arc::new(ClickHouseStorage::connect(config)), policy, more)
+    }
+
+    fn worker_with(
+        &self,
+        storage: Arc<dyn Storage>,
+        policy: Arc<dyn PolicyDecisionPoint>,
+        more: &[&str],
+    ) -> Worker {
         let shutdown = CancellationToken::new();
         let health = Health::new(Telemetry::detached());
-        let task = tokio::spawn(service::run(self.config(more), storage, health.clone(), shutdown.clone()));
+        let work = service::run(self.config(more), storage, policy, health.clone(), shutdown.clone());
+        let task = tokio::spawn(work);
         Worker { shutdown, task, health }
     }
 

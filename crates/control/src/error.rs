@@ -1,5 +1,6 @@
 //! What can go wrong with the control database.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sqlx::migrate::MigrateError;
@@ -20,6 +21,33 @@ pub enum ControlError {
     Invalid { field: &'static str, detail: String },
     #[error("key {key_id} of source {source_name} is another key already; take a new id")]
     KeyTaken { source_name: String, key_id: String },
+    #[error("source {source_name} has no key {key_id}")]
+    NoSourceKey { source_name: String, key_id: String },
+    #[error(
+        "setting `control_database.master_key` (or `control_database.master_key_file`) is missing: source keys are sealed under it"
+    )]
+    NoMasterKey,
+    #[error("{setting}: {} can't be read", path.display())]
+    MasterKeyFile {
+        setting: &'static str,
+        path: PathBuf,
+        #[source]
+        error: std::io::Error,
+    },
+    #[error(
+        "key {key_id} of source {source_name} is sealed under master key {sealed_under}, and the one in \
+         `control_database.master_key` is {have}"
+    )]
+    OtherMasterKey { source_name: String, key_id: String, sealed_under: String, have: String },
+    #[error("key {key_id} of source {source_name} does not open under its master key: its row was changed")]
+    BrokenSeal { source_name: String, key_id: String },
+    #[error(
+        "key {key_id} of source {source_name} lies in the clear: run `usagectl control migrate` with \
+         `control_database.master_key`"
+    )]
+    ClearKey { source_name: String, key_id: String },
+    #[error("a source key could not be sealed")]
+    Seal,
     #[error("the control database has {recorded} as the topic's partition count, not {asked}")]
     OtherPartitionCount { recorded: i32, asked: i32 },
     #[error("the control database has no partition count yet: run usagectl topics create")]
@@ -57,6 +85,11 @@ impl ControlError {
             },
             _ => false,
         }
+    }
+
+    /// True when the configured master keys are not those that the database's keys need: no wait helps, only another configuration.
+    pub fn is_about_master_keys(&self) -> bool {
+        matches!(self, Self::NoMasterKey | Self::MasterKeyFile { .. } | Self::OtherMasterKey { .. })
     }
 
     /// A field that breaks its bound.

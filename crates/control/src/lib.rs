@@ -7,11 +7,13 @@ mod completeness;
 mod error;
 mod gaps;
 mod growing;
+mod master_key;
 mod partitions;
 mod progress;
 mod quota_counters;
 mod quotas;
 mod retired;
+mod source_keys;
 mod sources;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -30,12 +32,14 @@ pub use completeness::{Completeness, Forward, SourceComplete};
 pub use error::ControlError;
 pub use gaps::{Gap, Gaps};
 pub use growing::READERS_RELOAD_WITHIN;
+pub use master_key::MasterKeys;
 pub use partitions::Partitions;
 pub use progress::{Advance, Progress};
 pub use quota_counters::{QuotaCounts, QuotaKey, QuotaUse};
 pub use quotas::{LONGEST_WINDOW, Quota, QuotaRule, QuotaScope, Quotas};
 pub use retired::OutboxProgress;
-pub use sources::{Placed, SourceKey};
+pub use source_keys::{Placed, Revoked, Rewrapped, SourceKey, SourceKeyInfo};
+pub use sources::{Attribution, Source};
 pub use types::{NewUsageType, Registration, UsageType};
 
 /// How long one call may take, with the wait for a connection, as this process sees it (a frozen server answers nothing).
@@ -55,6 +59,7 @@ pub struct Control {
     pool: PgPool,
     options: PgConnectOptions,
     bounded: PgConnectOptions,
+    master_keys: Option<MasterKeys>,
 }
 
 impl std::fmt::Debug for Control {
@@ -103,7 +108,16 @@ impl Control {
             ("idle_in_transaction_session_timeout", CALL_WITHIN.as_millis().to_string()),
         ]);
         let pool = pool(bounded.clone(), CONNECTIONS);
-        Ok(Self { pool, options, bounded })
+        Ok(Self { pool, options, bounded, master_keys: None })
+    }
+
+    /// With the master keys under which source keys are sealed: without them no source key is read or written.
+    pub fn with_master_keys(self, master_keys: MasterKeys) -> Self {
+        Self { master_keys: Some(master_keys), ..self }
+    }
+
+    fn master_keys(&self) -> Result<&MasterKeys, ControlError> {
+        self.master_keys.as_ref().ok_or(ControlError::NoMasterKey)
     }
 
     /// Further connections to the same database, for statements that must not wait for those of this type's calls, nor keep them
@@ -112,10 +126,11 @@ impl Control {
         pool(self.bounded.clone(), connections)
     }
 
-    /// Brings the schema up to date. Several processes may call it at once: one migrates, the others wait.
+    /// Brings the schema up to date, and seals source keys that an older version left in the clear. Several processes may call it at
+    /// once: one migrates, the others wait.
     ///
     /// # Errors
-    /// A changed or unknown migration is final.
+    /// A changed or unknown migration is final. [`ControlError::NoMasterKey`] if keys lie in the clear and there is none to seal them.
     pub async fn migrate(&self) -> Result<(), ControlError> {
         let work = async {
             // A connection of its own: waiting for the lock must not end at the statement timeout.
@@ -123,6 +138,7 @@ impl Control {
             refuse_standby(&mut connection).await?;
             // Not `run`: its future is not `Send` as the compiler sees it, so that no task could call this.
             MIGRATOR.run_direct(None, &mut connection, false).await?;
+            self.seal_clear_keys(&mut connection).await?;
             connection.close().await?;
             Ok(())
         };

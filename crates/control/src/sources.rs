@@ -1,159 +1,121 @@
-//! The keys with which sources sign.
+//! Whose usage a source emits.
 
-use secrecy::{ExposeSecret, SecretSlice};
 use sqlx::FromRow;
-use time::OffsetDateTime;
-use usage_service::clock;
+use uuid::Uuid;
 
 use crate::{Control, ControlError};
 
-/// Least length of a signing key in bytes: shorter ones can be guessed.
-const KEY_BYTES: usize = 16;
-/// Greatest length of a key id in bytes; it travels in a header of each message.
-const KEY_ID_BYTES: usize = 128;
-
-/// A signing key of a source.
-#[derive(Debug, Clone)]
-pub struct SourceKey {
-    pub source: String,
-    pub key_id: String,
-    pub key: SecretSlice<u8>,
-    /// Microseconds since the Unix epoch, by the broker's clock; inclusive.
-    pub valid_from: i64,
-    /// Exclusive; `None` is for ever.
-    pub valid_until: Option<i64>,
+/// Whose usage a source emits: its home tenant's freely; any other tenant is a question to the policy point, which is told this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Attribution {
+    /// Registered for every tenant; the shipped policies permit it.
+    AnyTenant,
+    /// Its own tenant.
+    HomeTenant(Uuid),
+    /// Nobody's without a policy that names it; also what holds for a source of which nothing was said.
+    #[default]
+    ByPolicy,
 }
 
-/// What became of a key that was put.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placed {
-    Created,
-    /// The key was there; its validity is now the one given.
-    Updated,
+impl Attribution {
+    /// The tenant for whom it emits without anybody being asked.
+    pub fn home_tenant(self) -> Option<Uuid> {
+        match self {
+            Self::HomeTenant(home) => Some(home),
+            Self::AnyTenant | Self::ByPolicy => None,
+        }
+    }
+
+    pub fn any_tenant(self) -> bool {
+        self == Self::AnyTenant
+    }
+}
+
+/// A source of which it was said whose usage it emits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    pub name: String,
+    pub attribution: Attribution,
 }
 
 #[derive(FromRow)]
 struct Row {
     source: String,
-    key_id: String,
-    key: Vec<u8>,
-    valid_from: OffsetDateTime,
-    valid_until: Option<OffsetDateTime>,
+    home_tenant: Option<Uuid>,
+    any_tenant: bool,
 }
 
-impl From<Row> for SourceKey {
+impl From<Row> for Source {
     fn from(row: Row) -> Self {
-        Self {
-            source: row.source,
-            key_id: row.key_id,
-            key: SecretSlice::from(row.key),
-            valid_from: clock::to_micros(row.valid_from),
-            valid_until: row.valid_until.map(clock::to_micros),
-        }
-    }
-}
-
-impl SourceKey {
-    fn validate(&self) -> Result<(), ControlError> {
-        usage_schemas::validate::name("source", &self.source)
-            .map_err(|invalid| ControlError::invalid("source", invalid.detail))?;
-        let visible = self.key_id.bytes().all(|byte| byte.is_ascii_graphic());
-        if self.key_id.is_empty() || self.key_id.len() > KEY_ID_BYTES || !visible {
-            let detail = format!("1 to {KEY_ID_BYTES} visible ASCII characters");
-            return Err(ControlError::invalid("key_id", detail));
-        }
-        if self.key.expose_secret().len() < KEY_BYTES {
-            return Err(ControlError::invalid("key", format!("at least {KEY_BYTES} bytes")));
-        }
-        if self.valid_until.is_some_and(|until| until <= self.valid_from) {
-            return Err(ControlError::invalid("valid_until", "must be after valid_from"));
-        }
-        Ok(())
-    }
-
-    /// Whether the key may sign a message with this timestamp of the broker (microseconds since the Unix epoch).
-    pub fn is_valid_at(&self, micros: i64) -> bool {
-        self.valid_from <= micros && self.valid_until.is_none_or(|until| micros < until)
+        let attribution = match (row.any_tenant, row.home_tenant) {
+            (true, _) => Attribution::AnyTenant,
+            (false, Some(home)) => Attribution::HomeTenant(home),
+            (false, None) => Attribution::ByPolicy,
+        };
+        Self { name: row.source, attribution }
     }
 }
 
 impl Control {
-    /// Adds a key, or changes the validity of one that is there.
+    /// Says whose usage a source emits, whatever was said before. Workers take it up with their next look at the registry; before they
+    /// refuse a record they look.
     ///
     /// # Errors
-    /// [`ControlError::KeyTaken`] when the id names another key; [`ControlError::Invalid`]; what the database says.
-    pub async fn put_source_key(&self, key: &SourceKey) -> Result<Placed, ControlError> {
-        key.validate()?;
+    /// [`ControlError::Invalid`]; what the database says.
+    pub async fn set_source(&self, name: &str, attribution: Attribution) -> Result<(), ControlError> {
+        let (home_tenant, any_tenant) = checked(name, attribution)?;
         self.within(async {
-            let created: Option<bool> = sqlx::query_scalar(
-                "INSERT INTO source_keys (source, key_id, key, valid_from, valid_until) VALUES ($1, $2, $3, $4, $5)
-                 ON CONFLICT (source, key_id) DO UPDATE
-                 SET valid_from = excluded.valid_from, valid_until = excluded.valid_until
-                 WHERE source_keys.key = excluded.key
-                 RETURNING xmax = 0",
-            )
-            .bind(&key.source)
-            .bind(&key.key_id)
-            .bind(key.key.expose_secret())
-            .bind(clock::from_micros(key.valid_from))
-            .bind(key.valid_until.map(clock::from_micros))
-            .fetch_optional(&self.pool)
-            .await?;
-            match created {
-                Some(true) => Ok(Placed::Created),
-                Some(false) => Ok(Placed::Updated),
-                None => {
-                    Err(ControlError::KeyTaken { source_name: key.source.clone(), key_id: key.key_id.clone() })
-                }
-            }
+            let upsert = sqlx::query(
+                "INSERT INTO sources (source, home_tenant, any_tenant) VALUES ($1, $2, $3)
+                 ON CONFLICT (source) DO UPDATE
+                 SET home_tenant = excluded.home_tenant, any_tenant = excluded.any_tenant, updated_at = now()",
+            );
+            upsert.bind(name).bind(home_tenant).bind(any_tenant).execute(&self.pool).await?;
+            Ok(())
         })
         .await
     }
 
-    /// All keys, also those whose validity has ended, ascending by source and key id.
+    /// Says it of a source of which nothing was said yet; false if something was, which stays.
     ///
     /// # Errors
-    /// What the database says.
-    pub async fn source_keys(&self) -> Result<Vec<SourceKey>, ControlError> {
+    /// [`ControlError::Invalid`]; what the database says.
+    pub async fn add_source(&self, name: &str, attribution: Attribution) -> Result<bool, ControlError> {
+        let (home_tenant, any_tenant) = checked(name, attribution)?;
         self.within(async {
-            let rows: Vec<Row> = sqlx::query_as(
-                "SELECT source, key_id, key, valid_from, valid_until FROM source_keys ORDER BY source, key_id",
-            )
-            .fetch_all(&self.pool)
-            .await?;
-            Ok(rows.into_iter().map(SourceKey::from).collect())
+            let insert = sqlx::query(
+                "INSERT INTO sources (source, home_tenant, any_tenant) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+            );
+            let inserted = insert.bind(name).bind(home_tenant).bind(any_tenant).execute(&self.pool).await?;
+            Ok(inserted.rows_affected() > 0)
         })
         .await
     }
 
-    /// One key, whatever its validity.
+    /// All sources of which something was said, ascending by name.
     ///
     /// # Errors
     /// What the database says.
-    pub async fn source_key(&self, source: &str, key_id: &str) -> Result<Option<SourceKey>, ControlError> {
+    pub async fn sources(&self) -> Result<Vec<Source>, ControlError> {
         self.within(async {
-            let row: Option<Row> = sqlx::query_as(
-                "SELECT source, key_id, key, valid_from, valid_until FROM source_keys
-                 WHERE source = $1 AND key_id = $2",
-            )
-            .bind(source)
-            .bind(key_id)
-            .fetch_optional(&self.pool)
-            .await?;
-            Ok(row.map(SourceKey::from))
+            let select = sqlx::query_as::<_, Row>(
+                "SELECT source, home_tenant, any_tenant FROM sources ORDER BY source",
+            );
+            Ok(select.fetch_all(&self.pool).await?.into_iter().map(Source::from).collect())
         })
         .await
     }
+}
 
-    /// The names of all sources that have a key, ascending.
-    ///
-    /// # Errors
-    /// What the database says.
-    pub async fn sources(&self) -> Result<Vec<String>, ControlError> {
-        self.within(async {
-            let names = sqlx::query_scalar("SELECT DISTINCT source FROM source_keys ORDER BY source");
-            Ok(names.fetch_all(&self.pool).await?)
-        })
-        .await
+fn checked(name: &str, attribution: Attribution) -> Result<(Option<Uuid>, bool), ControlError> {
+    check_name(name)?;
+    if attribution.home_tenant().is_some_and(|home| home.is_nil()) {
+        return Err(ControlError::invalid("home_tenant", "the nil UUID is no tenant"));
     }
+    Ok((attribution.home_tenant(), attribution.any_tenant()))
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), ControlError> {
+    usage_schemas::validate::name("source", name)
+        .map_err(|invalid| ControlError::invalid("source", invalid.detail))
 }

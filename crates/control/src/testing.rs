@@ -2,12 +2,16 @@
 
 use std::future::Future;
 
+use secrecy::SecretString;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use usage_service::config::DatabaseConfig;
 use uuid::Uuid;
 
-use crate::Control;
+use crate::{Control, MasterKeys};
+
+/// File with the master key of all tests. A file, since the environment of a stack that is up names one, too.
+pub const MASTER_KEY_FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/master.key");
 
 /// A new, empty database beside the one that `url` names, for as long as [`with_database`] runs.
 #[derive(Debug, Clone)]
@@ -46,7 +50,8 @@ impl TestDatabase {
     /// # Panics
     /// When the server does not answer.
     pub async fn control(&self) -> Control {
-        Control::connect(&DatabaseConfig::new(self.url.clone())).await.expect("the new database answers")
+        let control = Control::connect(&DatabaseConfig::new(self.url.clone())).await;
+        control.expect("the new database answers").with_master_keys(master_keys())
     }
 
     /// Runs a statement in it.
@@ -87,6 +92,14 @@ where
     if let Err(error) = result {
         std::panic::resume_unwind(error.into_panic());
     }
+}
+
+/// The master keys of all tests.
+///
+/// # Panics
+/// Never: the key is one.
+pub fn master_keys() -> MasterKeys {
+    MasterKeys::new(&SecretString::from(include_str!("../testdata/master.key")), None).expect("64 hex digits")
 }
 
 /// Replaces the database in `scheme://authority/database?parameters`.

@@ -192,7 +192,6 @@ async fn keys_are_kept_to_the_byte_and_the_microsecond() {
         );
         assert!(keys[1].is_valid_at(1_700_000_000_123_456) && !keys[1].is_valid_at(1_700_000_000_123_455));
         assert!(keys[1].is_valid_at(1_800_000_000_000_000) && !keys[1].is_valid_at(1_800_000_000_000_001));
-        assert_eq!(control.sources().await.unwrap(), ["llm", "mail"]);
         let one = control.source_key("llm", "l1").await.unwrap().unwrap();
         assert_eq!((one.key.expose_secret(), one.valid_until), (&[3; 32][..], None));
         assert!(control.source_key("llm", "m1").await.unwrap().is_none());

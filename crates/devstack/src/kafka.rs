@@ -43,6 +43,20 @@ pub struct Listener {
     pub advertised: u16,
 }
 
+/// Ways in for clients that have to say who they are, on a broker whose ACLs bind them (docs/kafka-security.md). Its plaintext listener
+/// is the broker's own: who comes by it may do everything, and so may the user `admin`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// Where it listens for SASL_SSL with SCRAM-SHA-512.
+    pub sasl: u16,
+    /// Where it listens for TLS with client certificates; the principal is the common name.
+    pub tls: u16,
+    /// The broker's private key and certificate, PEM.
+    pub keystore: PathBuf,
+    /// Certificates of the authorities that sign clients' certificates, PEM.
+    pub truststore: PathBuf,
+}
+
 impl Kafka {
     /// Starts a broker that ends with this process; the data of an earlier one in `dir` is kept.
     pub fn start(dir: &Path) -> Result<Self> {
@@ -51,26 +65,31 @@ impl Kafka {
 
     /// Starts a broker with the given life.
     pub fn start_as(dir: &Path, life: Life) -> Result<Self> {
-        Self::launch(dir, life, &[])
+        Self::launch(dir, life, &[], None)
     }
 
     /// Starts a broker that ends with this process, has more listeners and is to be started often.
     pub fn start_with(dir: &Path, listeners: &[Listener]) -> Result<Self> {
-        Self::launch(dir, Life::Attached(Signal::SIGKILL), listeners)
+        Self::launch(dir, Life::Attached(Signal::SIGKILL), listeners, None)
     }
 
-    fn launch(dir: &Path, life: Life, listeners: &[Listener]) -> Result<Self> {
+    /// Starts a broker that ends with this process and asks its clients who they are.
+    pub fn start_guarded(dir: &Path, guard: &Guard) -> Result<Self> {
+        Self::launch(dir, Life::Attached(Signal::SIGKILL), &[], Some(guard))
+    }
+
+    fn launch(dir: &Path, life: Life, listeners: &[Listener], guard: Option<&Guard>) -> Result<Self> {
         let home = install::home()?;
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         let dir = dir.canonicalize()?;
         let [port, controller] = ports::kept(&dir)?;
-        fs::write(dir.join("server.properties"), properties(&dir, port, controller, listeners))?;
+        fs::write(dir.join("server.properties"), properties(&dir, port, controller, listeners, guard))?;
         fs::write(dir.join("log4j2.yaml"), LOG4J)?;
         // The formatting tool writes the checkpoint first and meta.properties last.
         if !dir.join("data/meta.properties").exists() {
             format_storage(&home, &dir)?;
         }
-        let short_lived = !listeners.is_empty();
+        let short_lived = !listeners.is_empty() || guard.is_some();
         let server = launch(&home, &dir, life, short_lived)?;
         let mut this = Self { dir, home, port, life, short_lived, server };
         this.await_ready()?;
@@ -197,6 +216,26 @@ fn launch(home: &Path, dir: &Path, life: Life, short_lived: bool) -> Result<Serv
     Server::start(Launch { command, log: dir.join("kafka.log"), life })
 }
 
+impl Guard {
+    /// As docs/kafka-security.md has them.
+    fn properties(&self) -> String {
+        let (keystore, truststore) = (self.keystore.display(), self.truststore.display());
+        format!(
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:admin
+sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.sasl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={truststore}
+listener.name.tls.ssl.client.auth=required
+ssl.principal.mapping.rules=RULE:^CN=([^,]+).*$/$1/
+"
+        )
+    }
+}
+
 /// Why, where it is not plain:
 /// - `group.coordinator.append.linger.ms=0`: the plan is in the commit, one synchronous commit a batch, and nearly all of its
 ///   7 ms is this linger (default 5); with 0 it is 1 ms. One group has nothing to gather meanwhile.
@@ -204,15 +243,26 @@ fn launch(home: &Path, dir: &Path, life: Life, short_lived: bool) -> Result<Serv
 /// - `offsets.retention.minutes`: 30 days, because an expired offset takes the plan along.
 /// - few partitions of the internal topics, small indexes and segments: hundreds of test topics share one small disk.
 /// - `log.cleaner.dedupe.buffer.size`: its default of 128 MB is a quarter of the heap.
-fn properties(dir: &Path, port: u16, controller: u16, listeners: &[Listener]) -> String {
+fn properties(
+    dir: &Path,
+    port: u16,
+    controller: u16,
+    listeners: &[Listener],
+    guard: Option<&Guard>,
+) -> String {
     let more = |text: fn(&Listener) -> String| listeners.iter().map(text).collect::<String>();
+    let guarded = guard.map_or_else(<(String, &str, String)>::default, |guard| {
+        let ways = format!(",SASL://127.0.0.1:{},TLS://127.0.0.1:{}", guard.sasl, guard.tls);
+        (ways, ",SASL:SASL_SSL,TLS:SSL", guard.properties())
+    });
+    let (ways, protocols, guarded) = (guarded.0.as_str(), guarded.1, guarded.2.as_str());
     format!(
         "process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}{ways}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}{ways}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{}{protocols}
 inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={}
@@ -237,7 +287,7 @@ log.cleaner.dedupe.buffer.size=16777216
 num.network.threads=2
 num.io.threads=4
 num.recovery.threads.per.data.dir=2
-",
+{guarded}",
         more(|listener| format!(",{}://127.0.0.1:{}", listener.name, listener.port)),
         more(|listener| format!(",{}://127.0.0.1:{}", listener.name, listener.advertised)),
         more(|listener| format!(",{}:PLAINTEXT", listener.name)),
@@ -271,7 +321,7 @@ mod tests {
     #[test]
     fn each_listener_is_listened_on_advertised_and_mapped() {
         let listener = |name: &str, port, advertised| Listener { name: name.to_owned(), port, advertised };
-        let text = properties(Path::new("/x"), 1, 2, &[listener("A0", 3, 4), listener("B1", 5, 6)]);
+        let text = properties(Path::new("/x"), 1, 2, &[listener("A0", 3, 4), listener("B1", 5, 6)], None);
         for line in [
             "listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2,A0://127.0.0.1:3,B1://127.0.0.1:5",
             "advertised.listeners=PLAINTEXT://127.0.0.1:1,A0://127.0.0.1:4,B1://127.0.0.1:6",
@@ -279,7 +329,18 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
-        let plain = properties(Path::new("/x"), 1, 2, &[]);
+        let guard = Guard { sasl: 7, tls: 8, keystore: "/k.pem".into(), truststore: "/t.pem".into() };
+        let guarded = properties(Path::new("/x"), 1, 2, &[], Some(&guard));
+        for line in [
+            "advertised.listeners=PLAINTEXT://127.0.0.1:1,SASL://127.0.0.1:7,TLS://127.0.0.1:8",
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_SSL,TLS:SSL",
+            "listener.name.tls.ssl.client.auth=required",
+            "ssl.truststore.location=/t.pem",
+        ] {
+            assert!(guarded.lines().any(|found| found == line), "{line} is not in\n{guarded}");
+        }
+        let plain = properties(Path::new("/x"), 1, 2, &[], None);
+        assert!(!plain.contains("authorizer"), "{plain}");
         assert!(plain.contains("\nadvertised.listeners=PLAINTEXT://127.0.0.1:1\n"), "{plain}");
     }
 }

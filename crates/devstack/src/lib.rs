@@ -21,6 +21,6 @@ mod kafka;
 mod postgres;
 
 pub use clickhouse::ClickHouse;
-pub use kafka::{Kafka, Listener};
+pub use kafka::{Guard, Kafka, Listener};
 pub use postgres::Postgres;
 pub use stack::Stack;

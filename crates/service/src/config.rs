@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 pub use endpoints::{Endpoint, OpenSection};
 pub use resolve::Resolved;
 pub use sections::{
-    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, KafkaSecurity, SOURCE_DATABASE,
-    TELEMETRY,
+    CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, KafkaSecurity, MASTER_KEY,
+    SOURCE_DATABASE, TELEMETRY,
 };
 
 /// What a setting's value looks like.

@@ -116,6 +116,8 @@ metric! {
         "Record ids in the duplicate filters of the held partitions."
     CONSUMER_FILTER_BYTES Gauge [] "consumer_filter_bytes"
         "Memory of the duplicate filters."
+    CONSUMER_POLICY_QUESTIONS_TOTAL Counter ["answer"] "consumer_policy_questions_total"
+        "Questions to the policy point whether a source may emit for a tenant that is not its home; answer is permit, deny or error."
     CONSUMER_FILTER_HITS_TOTAL Counter ["result"] "consumer_filter_hits_total"
         "Filter hits that were checked in storage; result is stored or false."
     CONSUMER_DEAD_LETTERS_TOTAL Counter ["reason" "severity"] "consumer_dead_letters_total"

@@ -3,6 +3,7 @@
 mod dead_letters;
 pub(crate) mod outbox;
 mod quota;
+mod sources;
 mod storage;
 
 use std::path::PathBuf;
@@ -20,6 +21,10 @@ pub(crate) use dead_letters::{
     ShowLetters,
 };
 pub(crate) use quota::{Quota, QuotaRemove, QuotaSet, QuotaShow};
+pub(crate) use sources::{
+    Source, SourceAdd, SourceKeyCreate, SourceKeyList, SourceKeyRevoke, SourceKeys, SourceRetire, SourceSet,
+    Tenants,
+};
 pub(crate) use storage::{Restored, Storage, Verify};
 
 /// Operates the usage collector.
@@ -68,12 +73,15 @@ pub(crate) enum Command {
     /// What the consumer refused: the topic of dead letters
     #[command(subcommand)]
     DeadLetters(DeadLetters),
-    /// Usage sources and the keys they sign with
+    /// Usage sources: whose usage they emit, how far they are
     #[command(subcommand)]
     Source(Source),
     /// How many records of a source each of its tenants may have kept in a window
     #[command(subcommand)]
     Quota(Quota),
+    /// The keys that sources sign with
+    #[command(subcommand)]
+    SourceKey(SourceKeys),
     /// Offsets that nobody read
     #[command(subcommand)]
     Gaps(Gaps),
@@ -131,29 +139,6 @@ pub(crate) enum Migrate {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Source {
-    /// Adds a signing key of a source
-    Add(SourceAdd),
-    /// Lists sources, their keys without the keys themselves, and until when their usage is complete
-    List(List),
-    /// Takes a source, or one of its outboxes, out of completeness: nobody waits for its markers any more
-    Retire(SourceRetire),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct SourceRetire {
-    /// Name of the source
-    #[arg(value_name = "NAME", value_parser = parse::name)]
-    pub name: String,
-    /// Only this outbox, e.g. that of a database that is no more
-    #[arg(long, value_name = "UUID")]
-    pub outbox: Option<Uuid>,
-    /// Takes it in again
-    #[arg(long)]
-    pub undo: bool,
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum Gaps {
     /// Lists them; while one is not accepted, nothing is known to be complete
     List(List),
@@ -173,30 +158,6 @@ pub(crate) struct GapsAccept {
     /// The one that begins at this offset
     #[arg(long, value_name = "OFFSET", requires = "partition")]
     pub from: Option<i64>,
-}
-
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("key").required(true).args(["key_hex", "generate"]))]
-pub(crate) struct SourceAdd {
-    /// Name of the source, as in the records' `source`
-    #[arg(value_name = "NAME", value_parser = parse::name)]
-    pub name: String,
-    /// Id of the key, as messages carry it
-    #[arg(long, value_name = "ID")]
-    pub key_id: String,
-    /// The key in hex, at least 16 bytes; - reads it from standard input, where other users can't see it
-    // Read by the command: clap would repeat a mistyped key in its message.
-    #[arg(long, value_name = "HEX")]
-    pub key_hex: Option<String>,
-    /// Makes a key of 32 random bytes and prints it
-    #[arg(long)]
-    pub generate: bool,
-    /// First broker timestamp at which it may sign [default: any]
-    #[arg(long, value_name = "TIME", value_parser = parse::time)]
-    pub valid_from: Option<i64>,
-    /// Broker timestamp from which on it may not sign any more; must outlast the topic's retention [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse::time)]
-    pub valid_until: Option<i64>,
 }
 
 #[derive(Debug, Args)]
@@ -304,6 +265,14 @@ mod tests {
             ("source add demo --key-id k", "--key-hex"),
             ("source add demo --key-id k --generate --key-hex 00", "--generate"),
             ("source add Demo --key-id k --generate", "NAME"),
+            ("source add demo --key-id k --generate --any-tenant --home-tenant x", "--home-tenant"),
+            ("source set demo", "--any-tenant"),
+            ("source set demo --any-tenant --by-policy", "--by-policy"),
+            ("source set demo --home-tenant 00000000-0000-0000-0000-000000000000", "nil"),
+            ("source-key create Demo", "NAME"),
+            ("source-key create demo --valid-until soon", "--valid-until"),
+            ("source-key revoke demo", "KEY_ID"),
+            ("source-key revoke demo k --undo --at 2030-01-01T00:00:00Z", "--at"),
             ("source add demo --key-id k --generate --valid-from yesterday", "--valid-from"),
             ("source retire demo --outbox 7", "--outbox"),
             ("gaps accept", "--all"),

@@ -8,15 +8,19 @@ mod outbox;
 mod quota;
 mod restored;
 mod source;
+mod source_key;
 mod topics;
 mod types;
 mod verify;
 
-use usage_control::{Control, ControlError};
+use usage_control::{Control, ControlError, MasterKeys};
 use usage_service::config::{DatabaseConfig, Resolved};
+use usage_service::error_chain::error_chain;
 
 use crate::WrongInput;
-use crate::arguments::{Arguments, Command, Gaps, Keys, Migrate, Quota, Source, Storage, Topics, Types};
+use crate::arguments::{
+    Arguments, Command, Gaps, Keys, Migrate, Quota, Source, SourceKeys, Storage, Topics, Types,
+};
 use crate::settings::SETTINGS;
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -38,12 +42,17 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Outbox(command) => outbox::run(&config, command).await,
         Command::DeadLetters(command) => dead_letters::run(&config, command).await,
         Command::Source(Source::Add(options)) => source::add(&config, options).await,
+        Command::Source(Source::Set(options)) => source::set(&config, &options).await,
         Command::Source(Source::List(options)) => source::list(&config, &options).await,
         Command::Source(Source::Retire(options)) => source::retire(&config, &options).await,
         Command::Quota(Quota::Set(options)) => quota::set(&config, &options).await,
         Command::Quota(Quota::List(options)) => quota::list(&config, &options).await,
         Command::Quota(Quota::Show(options)) => quota::show(&config, &options).await,
         Command::Quota(Quota::Remove(options)) => quota::remove(&config, &options).await,
+        Command::SourceKey(SourceKeys::Create(options)) => source_key::create(&config, options).await,
+        Command::SourceKey(SourceKeys::List(options)) => source_key::list(&config, &options).await,
+        Command::SourceKey(SourceKeys::Revoke(options)) => source_key::revoke(&config, &options).await,
+        Command::SourceKey(SourceKeys::Rewrap) => source_key::rewrap(&config).await,
         Command::Gaps(Gaps::List(options)) => gaps::list(&config, &options).await,
         Command::Gaps(Gaps::Accept(options)) => gaps::accept(&config, &options).await,
         Command::Types(Types::Add(options)) => types::add(&config, options).await,
@@ -56,10 +65,26 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
 /// The control database of the configuration.
 async fn control(config: &Resolved) -> anyhow::Result<Control> {
     let database: DatabaseConfig = config.section("control_database")?;
-    Control::connect(&database).await.map_err(|error| match error {
+    let master_keys = MasterKeys::configured(&database).map_err(wrong_setting)?;
+    let control = Control::connect(&database).await.map_err(wrong_setting)?;
+    Ok(match master_keys {
+        Some(master_keys) => control.with_master_keys(master_keys),
+        None => control,
+    })
+}
+
+/// What another configuration mends.
+fn wrong_setting(error: ControlError) -> anyhow::Error {
+    match error {
         ControlError::Address(error) => {
             WrongInput { argument: "control_database.url", detail: error.to_string() }.into()
         }
+        ControlError::Invalid { field, detail } if field.starts_with("control_database.") => {
+            WrongInput { argument: field, detail }.into()
+        }
+        error if error.is_about_master_keys() => {
+            WrongInput { argument: "control_database.master_key", detail: error_chain(&error) }.into()
+        }
         other => other.into(),
-    })
+    }
 }

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use usage_access::{DEFAULT_AUDIENCE, DEFAULT_ISSUER};
-use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, KAFKA, SOURCE_DATABASE, Setting};
+use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, KAFKA, MASTER_KEY, SOURCE_DATABASE, Setting};
 use usage_service::settings;
 
 pub(crate) const SETTINGS: &[Setting] = settings![
     KAFKA,
     CLICKHOUSE,
     CONTROL_DATABASE,
+    MASTER_KEY,
     SOURCE_DATABASE,
     &[
         Setting::text("token.key_file", "Private key that signs tokens (PKCS#8 in PEM).")

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use usage_access::{DEFAULT_AUDIENCE, DEFAULT_ISSUER, Scope, Scopes, TokenVerifier};
 use usage_control::Advance;
-use usage_control::testing::{TestDatabase, with_database};
+use usage_control::testing::{MASTER_KEY_FILE, TestDatabase, with_database};
 use usage_devstack::testing;
 use usage_schemas::{Marker, Timestamp};
 
@@ -35,6 +35,7 @@ impl Place {
             ("USAGE_CLICKHOUSE_DATABASE", format!("ctl_{id}")),
             ("USAGE_CONTROL_DATABASE_URL", database.url().to_string()),
             ("USAGE_SOURCE_DATABASE_URL", database.url().to_string()),
+            ("USAGE_CONTROL_DATABASE_MASTER_KEY_FILE", MASTER_KEY_FILE.to_string()),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into();

@@ -92,6 +92,7 @@ proptest! {
                 Step::Rewind => world.rewind(),
                 Step::Register => {
                     let mut registry = Registry::default();
+                    registry.sources.insert("llm-gateway".into(), usage_control::Attribution::AnyTenant);
                     registry.keys.add("llm-gateway", "k1", crate::testing::KEY, 0, None);
                     registry.types.insert("llm.tokens".into(), Kind::Counter);
                     registry.types.insert("late.metric".into(), Kind::Counter);

@@ -88,6 +88,25 @@ pub const CONTROL_DATABASE: &[Setting] = settings![
     tls_settings!("control_database"),
 ];
 
+/// The rest of `[control_database]`, for processes that read or write source keys; read into [`DatabaseConfig`].
+pub const MASTER_KEY: &[Setting] = &[
+    Setting::text(
+        "control_database.master_key",
+        "Master key under which the keys of sources are sealed: 32 random bytes in hex, the same for all processes that have it.",
+    )
+    .optional()
+    .secret(),
+    Setting::text("control_database.master_key_file", "File with the master key, instead of the key itself.")
+        .optional(),
+    Setting::text(
+        "control_database.other_master_key",
+        "A second master key, with which keys are only opened: while one is exchanged for the other.",
+    )
+    .optional()
+    .secret(),
+    Setting::text("control_database.other_master_key_file", "File with the second master key.").optional(),
+];
+
 /// `[source_database]`; read into [`DatabaseConfig`].
 pub const SOURCE_DATABASE: &[Setting] = settings![
     &[Setting::text("source_database.url", "The source's database, which holds the outbox.")
@@ -186,13 +205,32 @@ pub struct DatabaseConfig {
     pub ca_file: Option<PathBuf>,
     pub client_certificate: Option<PathBuf>,
     pub client_key: Option<PathBuf>,
+    /// Only where [`MASTER_KEY`] is declared, like the following ones.
+    #[serde(default)]
+    pub master_key: Option<SecretString>,
+    #[serde(default)]
+    pub master_key_file: Option<PathBuf>,
+    #[serde(default)]
+    pub other_master_key: Option<SecretString>,
+    #[serde(default)]
+    pub other_master_key_file: Option<PathBuf>,
 }
 
 impl DatabaseConfig {
     /// An address with nothing beside it.
     pub fn new(url: impl Into<SecretString>) -> Self {
         let url = url.into();
-        Self { url, allow_plaintext: false, ca_file: None, client_certificate: None, client_key: None }
+        Self {
+            url,
+            allow_plaintext: false,
+            ca_file: None,
+            client_certificate: None,
+            client_key: None,
+            master_key: None,
+            master_key_file: None,
+            other_master_key: None,
+            other_master_key_file: None,
+        }
     }
 
     /// What sqlx needs to connect; plaintext beyond loopback only if it is allowed.

@@ -6,7 +6,7 @@ use usage_storage::Storage as _;
 use usage_storage::clickhouse::{ClickHouseConfig, ClickHouseStorage};
 
 pub(super) async fn control(config: &Resolved) -> anyhow::Result<()> {
-    super::control(config).await?.migrate().await?;
+    super::control(config).await?.migrate().await.map_err(super::wrong_setting)?;
     println!("the control database is up to date");
     Ok(())
 }

@@ -1,12 +1,11 @@
-//! `usagectl source add`, `source list` and `source retire`.
+//! `usagectl source add`, `source set`, `source list` and `source retire`.
 
-use rand::RngCore as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
-use usage_control::{ControlError, OutboxProgress, Placed, SourceKey};
+use usage_control::{Attribution, Control, ControlError, OutboxProgress, Placed, Source, SourceKey};
 use usage_service::config::Resolved;
 
 use crate::WrongInput;
-use crate::arguments::{List, SourceAdd, SourceRetire};
+use crate::arguments::{List, SourceAdd, SourceRetire, SourceSet, Tenants};
 use crate::{output, parse};
 
 /// Adds a key. The same key again changes nothing unless a validity is given: a stack that comes up again must not make a key valid
@@ -15,14 +14,17 @@ pub(super) async fn add(config: &Resolved, options: SourceAdd) -> anyhow::Result
     let key = match options.key_hex.as_deref() {
         Some("-") => given_key(std::io::read_to_string(std::io::stdin())?.trim())?,
         Some(text) => given_key(text)?,
-        None => random_key(),
+        None => super::source_key::random_key(),
     };
     let control = super::control(config).await?;
-    let found = control.source_key(&options.name, &options.key_id).await?;
+    let found = control.source_key(&options.name, &options.key_id).await.map_err(wrong_input)?;
+    if let Some(tenants) = &options.tenants {
+        control.add_source(&options.name, attribution(tenants)).await?;
+    }
     let same = found.as_ref().is_some_and(|found| found.key.expose_secret() == key.expose_secret());
     if same && options.valid_from.is_none() && options.valid_until.is_none() {
         println!("key {} of source {} is there already", options.key_id, options.name);
-        return Ok(());
+        return hint(&control, &options.name).await;
     }
     let new = SourceKey {
         source: options.name,
@@ -38,11 +40,44 @@ pub(super) async fn add(config: &Resolved, options: SourceAdd) -> anyhow::Result
     if options.generate {
         println!("{}", parse::to_hex(new.key.expose_secret()));
     }
+    hint(&control, &new.source).await
+}
+
+/// A source that signs rightly and may emit for nobody is most often one that was forgotten.
+pub(super) async fn hint(control: &Control, name: &str) -> anyhow::Result<()> {
+    if control.sources().await?.iter().all(|source| source.name != name) {
+        eprintln!(
+            "source {name} may emit for no tenant but those that a policy names: see `usagectl source set {name} --help`"
+        );
+    }
     Ok(())
 }
 
+fn attribution(tenants: &Tenants) -> Attribution {
+    match tenants.home_tenant {
+        Some(home) => Attribution::HomeTenant(home),
+        None if tenants.any_tenant => Attribution::AnyTenant,
+        None => Attribution::ByPolicy,
+    }
+}
+
+pub(super) async fn set(config: &Resolved, options: &SourceSet) -> anyhow::Result<()> {
+    let attribution = attribution(&options.tenants);
+    super::control(config).await?.set_source(&options.name, attribution).await.map_err(wrong_input)?;
+    println!("source {} emits usage of {}", options.name, whose(attribution));
+    Ok(())
+}
+
+fn whose(attribution: Attribution) -> String {
+    match attribution {
+        Attribution::AnyTenant => "any tenant".into(),
+        Attribution::HomeTenant(home) => format!("tenant {home}"),
+        Attribution::ByPolicy => "tenants that a policy names".into(),
+    }
+}
+
 /// Bounds that only the control database checks are still about an argument.
-fn wrong_input(error: ControlError) -> anyhow::Error {
+pub(super) fn wrong_input(error: ControlError) -> anyhow::Error {
     match error {
         ControlError::Invalid { field: "key_id", detail } => {
             WrongInput { argument: "--key-id", detail }.into()
@@ -54,7 +89,7 @@ fn wrong_input(error: ControlError) -> anyhow::Error {
             let argument = if outbox.is_some() { "--outbox" } else { "NAME" };
             WrongInput { argument, detail: error.to_string() }.into()
         }
-        other => other.into(),
+        other => super::wrong_setting(other),
     }
 }
 
@@ -62,15 +97,10 @@ fn given_key(text: &str) -> Result<SecretSlice<u8>, WrongInput> {
     parse::hex(text).map_err(|detail| WrongInput { argument: "--key-hex", detail })
 }
 
-fn random_key() -> SecretSlice<u8> {
-    let mut key = vec![0; 32];
-    rand::rng().fill_bytes(&mut key);
-    key.into()
-}
-
 pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()> {
     let control = super::control(config).await?;
-    let keys = control.source_keys().await?;
+    let keys = control.source_key_infos().await?;
+    let sources = control.sources().await?;
     let known = control.completeness().await?;
     let outboxes = control.outbox_progress().await?;
     if options.json {
@@ -80,6 +110,8 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
                 "key_id": key.key_id,
                 "valid_from": output::time(key.valid_from),
                 "valid_until": key.valid_until.map(output::time),
+                "home_tenant": attribution_of(&sources, &key.source).home_tenant(),
+                "any_tenant": attribution_of(&sources, &key.source).any_tenant(),
                 "complete_until": known.complete_until(&[&key.source]).map(output::time),
                 "outboxes": outboxes.iter().filter(|found| found.source == key.source).map(outbox).collect::<Vec<_>>(),
             })
@@ -95,9 +127,10 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
     let rows = known.sources.iter().map(|found| {
         let until =
             known.complete_until(&[&found.source]).map_or_else(|| "unknown".to_string(), output::time);
-        vec![found.source.clone(), if found.retired { "retired".into() } else { until }]
+        let whose = whose(attribution_of(&sources, &found.source));
+        vec![found.source.clone(), whose, if found.retired { "retired".into() } else { until }]
     });
-    output::table(&["SOURCE", "COMPLETE UNTIL"], rows);
+    output::table(&["SOURCE", "EMITS USAGE OF", "COMPLETE UNTIL"], rows);
     println!();
     let rows = outboxes.into_iter().map(|found| {
         let until = if found.retired { "retired".into() } else { output::time(found.complete_until) };
@@ -106,6 +139,10 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
     });
     output::table(&["SOURCE", "OUTBOX", "HEARD UNTIL", "SLOWEST PARTITION", "PARTITIONS HEARD"], rows);
     Ok(())
+}
+
+fn attribution_of(sources: &[Source], name: &str) -> Attribution {
+    sources.iter().find(|source| source.name == name).map(|source| source.attribution).unwrap_or_default()
 }
 
 fn outbox(found: &OutboxProgress) -> serde_json::Value {

@@ -1,0 +1,165 @@
+//! `usagectl source …` and `source-key …` as operators call them.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use secrecy::ExposeSecret as _;
+use usage_control::testing::{MASTER_KEY_FILE, TestDatabase, with_database};
+use usage_devstack::testing;
+
+const OTHER: &str = "0202020202020202020202020202020202020202020202020202020202020202";
+const HOME: &str = "0b4c9e2e-3d6f-4c53-8a3f-0f1a2b3c4d5e";
+
+/// The program on one test's control database.
+struct Place {
+    env: BTreeMap<String, String>,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(database: &TestDatabase) -> Self {
+        let env = BTreeMap::from([
+            ("USAGE_CONTROL_DATABASE_URL".to_string(), database.url().to_string()),
+            ("USAGE_CONTROL_DATABASE_MASTER_KEY_FILE".to_string(), MASTER_KEY_FILE.to_string()),
+        ]);
+        let place = Self { env, dir: tempfile::tempdir().unwrap() };
+        place.done(&["control", "migrate"]);
+        place
+    }
+
+    /// Exit code, output and errors.
+    fn run(&self, line: &[&str]) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_usagectl"));
+        command.args(line).env_clear().envs(&self.env).current_dir(self.dir.path());
+        let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    #[track_caller]
+    fn done(&self, line: &[&str]) -> String {
+        let (code, out, error) = self.run(line);
+        assert_eq!(code, 0, "{line:?}: {error}");
+        out
+    }
+
+    #[track_caller]
+    fn refused(&self, line: &[&str], part: &str) {
+        let (code, out, error) = self.run(line);
+        assert!(code == 2 && error.contains(part), "{line:?} ended with {code}: {error}{out}");
+    }
+
+    #[track_caller]
+    fn json(&self, line: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.done(line)).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_shown_once_and_its_validity_is_ended_and_restored() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        let (code, created, hint) = place.run(&["source-key", "create", "mail"]);
+        assert!(code == 0 && hint.contains("usagectl source set mail"), "{code}: {hint}");
+        let key = created.lines().nth(1).unwrap();
+        assert!(key.len() == 64 && created.contains("only time"), "{created}");
+        let made = place.json(&[
+            "source-key",
+            "create",
+            "mail",
+            "--key-id",
+            "m2",
+            "--valid-from",
+            "2026-01-01T00:00:00Z",
+            "--json",
+        ]);
+        let (id, second) = (made["key_id"].as_str(), made["key"].as_str().unwrap());
+        assert!(id == Some("m2") && second.len() == 64 && second != key);
+        assert_eq!(place.run(&["source-key", "create", "mail", "--key-id", "m2"]).0, 1, "it is another key");
+
+        let control = database.control().await;
+        let stored = control.source_key("mail", "m2").await.unwrap().unwrap();
+        let hex: String = stored.key.expose_secret().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, second);
+        control.close().await;
+
+        let end = "2026-06-01T00:00:00Z";
+        let (_, revoked, warning) = place.run(&["source-key", "revoke", "mail", "m2", "--at", end]);
+        assert!(revoked.contains("valid until 2026-06-01T00:00:00.000000Z"), "{revoked}");
+        assert!(warning.contains("replayed") && warning.contains("retention"), "{warning}");
+        assert!(place.done(&["source-key", "revoke", "mail", "m2"]).contains("valid until 2026-06-01"));
+        let listed = place.json(&["source-key", "list", "mail", "--json"]);
+        let states: Vec<_> =
+            listed.as_array().unwrap().iter().map(|key| key["state"].as_str().unwrap()).collect();
+        assert_eq!(states, ["valid", "ended"]);
+        assert!(place.done(&["source-key", "revoke", "mail", "m2", "--undo"]).contains("valid without end"));
+        let early = ["source-key", "revoke", "mail", "m2", "--at", "2025-01-01T00:00:00Z"];
+        assert!(place.done(&early).contains("removed"));
+        place.refused(&early, "KEY_ID: source mail has no key m2");
+        assert_eq!(place.json(&["source-key", "list", "llm", "--json"]), serde_json::json!([]));
+
+        for line in [&["source-key", "list"][..], &["source-key", "list", "--json"], &["source", "list"]] {
+            let shown = place.done(line);
+            assert!(shown.contains("mail") && !shown.contains(key) && !shown.contains(second), "{shown}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn it_is_said_whose_usage_a_source_emits() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        let add = |more: &[&str]| {
+            let key =
+                ["source", "add", "mail", "--key-id", "m", "--key-hex", "00112233445566778899aabbccddeeff"];
+            place.done(&[&key[..], more].concat())
+        };
+        let said = || {
+            let list = place.json(&["source", "list", "--json"]);
+            (list[0]["home_tenant"].as_str().map(str::to_owned), list[0]["any_tenant"].as_bool().unwrap())
+        };
+        add(&["--home-tenant", HOME]);
+        assert_eq!(said(), (Some(HOME.into()), false));
+        // A stack that comes up again does not undo what an operator said.
+        add(&["--any-tenant"]);
+        assert_eq!(said(), (Some(HOME.into()), false));
+        assert!(place.done(&["source", "set", "mail", "--any-tenant"]).contains("any tenant"));
+        assert_eq!(said(), (None, true));
+        assert!(place.done(&["source", "list"]).contains("EMITS USAGE OF"));
+        place.done(&["source", "set", "mail", "--by-policy"]);
+        assert_eq!(said(), (None, false));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_master_key_that_is_missing_or_another_is_named_and_can_be_exchanged() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let mut place = Place::new(&database);
+        let key = place.done(&["source-key", "create", "mail", "--key-id", "m"]);
+        let first = place.env.remove("USAGE_CONTROL_DATABASE_MASTER_KEY_FILE").unwrap();
+        place.refused(&["source-key", "create", "mail"], "`control_database.master_key`");
+        place.refused(&["source-key", "rewrap"], "`control_database.master_key`");
+        assert!(place.done(&["source-key", "list"]).contains("mail"), "showing needs none");
+        place.env.insert("USAGE_CONTROL_DATABASE_MASTER_KEY".into(), OTHER.into());
+        place.refused(&["source-key", "rewrap"], "is sealed under master key");
+        place.env.insert("USAGE_CONTROL_DATABASE_OTHER_MASTER_KEY_FILE".into(), first);
+        assert!(place.done(&["source-key", "rewrap"]).starts_with("1 keys are sealed anew, 0 were"));
+        place.env.remove("USAGE_CONTROL_DATABASE_OTHER_MASTER_KEY_FILE");
+        assert!(place.done(&["source-key", "rewrap"]).starts_with("0 keys are sealed anew, 1 were"));
+        // The key itself is the one that was shown.
+        let hex = key.lines().nth(1).unwrap();
+        let same = ["source", "add", "mail", "--key-id", "m", "--key-hex", hex];
+        assert!(place.done(&same).contains("is there already"));
+
+        place.env.insert("USAGE_CONTROL_DATABASE_MASTER_KEY".into(), "c0ffee".into());
+        let (code, _, error) = place.run(&["source-key", "list"]);
+        assert!(code == 2 && error.contains("control_database.master_key: expected 32 bytes"), "{error}");
+        assert!(!error.contains("c0ffee"), "{error}");
+        place.env.insert("USAGE_CONTROL_DATABASE_MASTER_KEY".into(), OTHER.into());
+        let shown = place.done(&["--check-config"]);
+        assert!(shown.contains("master_key = \"***\"") && !shown.contains(OTHER), "{shown}");
+    })
+    .await;
+}
