@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
 use usage_service::metric_names::{HTTP_REQUEST_SECONDS, HTTP_REQUESTS_TOTAL, USAGE_QUERY_LATENCY_MS};
 use usage_service::problem::{Problem, kinds};
-use usage_service::telemetry::{millis, tenant_label};
+use usage_service::telemetry::{millis, panic_message, tenant_label};
 use usage_service::trace::TraceId;
 
 use crate::auth::SeenTenant;
@@ -75,12 +75,7 @@ pub async fn layer(mut request: Request, next: Next) -> Response {
 
 /// The problem for a panic in a handler.
 pub fn panicked(panic: Box<dyn std::any::Any + Send + 'static>) -> Response {
-    let message = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&'static str>().copied())
-        .unwrap_or("no message");
-    tracing::error!(error = message, "a handler panicked");
+    tracing::error!(error = panic_message(&*panic), "a handler panicked");
     Problem::internal().into_response()
 }
 

@@ -2,8 +2,33 @@
 
 use std::error::Error;
 
-/// The messages of `error` and of its sources, joined by `: `. A message that its cause repeats word for word comes once.
+use sqlx::postgres::PgDatabaseError;
+
+/// The messages of `error` and of its sources, joined by `: `. A message that its cause repeats word for word comes once. What Postgres
+/// says of data that it refuses is withheld, since it quotes them; the state, table and constraint are not.
 pub fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = joined(error);
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(refused) =
+            error.downcast_ref::<PgDatabaseError>().filter(|error| quotes_data(error.code()))
+        {
+            let place = [refused.table(), refused.column(), refused.constraint()];
+            let place: Vec<&str> = place.into_iter().flatten().collect();
+            text =
+                text.replace(refused.message(), &format!("SQLSTATE {} {}", refused.code(), place.join(" ")));
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Data exceptions, violated constraints and what functions raise; everything else speaks of connections, names and statements.
+fn quotes_data(code: &str) -> bool {
+    ["22", "23", "44", "P0"].iter().any(|class| code.starts_with(class))
+}
+
+fn joined(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut last = text.clone();
     let mut source = error.source();

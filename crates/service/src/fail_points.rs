@@ -3,8 +3,8 @@
 //!
 //! They exist only with the feature `failpoints`; a shipped program has none and ignores the variable.
 
-/// Variable that arms points: `name=kill` or `name=stop` (SIGKILL or SIGSTOP of this process, at that point), with `@N` at its
-/// Nth visit only; several separated by `;`.
+/// Variable that arms points: `name=kill` or `name=stop` (SIGKILL or SIGSTOP of this process, at that point), or `name=panic` (a
+/// panic that quotes the environment), with `@N` at its Nth visit only; several separated by `;`.
 pub const VARIABLE: &str = "USAGE_FAIL_POINT";
 
 /// Arms what the environment says. Call it first in `main`.
@@ -29,23 +29,34 @@ mod armed {
     pub fn arm() {
         let Ok(text) = std::env::var(VARIABLE) else { return };
         for point in text.split(';').filter(|point| !point.is_empty()) {
-            let Point { name, signal, visit } = parse(point).unwrap_or_else(|| panic!("{VARIABLE}: {point}"));
+            let Point { name, action, visit } = parse(point).unwrap_or_else(|| panic!("{VARIABLE}: {point}"));
             let visits = AtomicU64::new(0);
             let hit = move || {
                 let now = visits.fetch_add(1, Ordering::Relaxed) + 1;
-                if visit.is_none_or(|visit| visit == now) {
+                if visit.is_some_and(|visit| visit != now) {
+                    return;
+                }
+                match action {
                     // SIGKILL does not return; after SIGSTOP this thread goes on with the others at SIGCONT.
-                    let _ = raise(signal);
+                    Action::Signal(signal) => drop(raise(signal)),
+                    // As bad as a panic can be: it quotes every secret of the process.
+                    Action::Panic => panic!("{:?}", std::env::vars_os().collect::<Vec<_>>()),
                 }
             };
             fail::cfg_callback(name, hit).unwrap_or_else(|error| panic!("{VARIABLE}: {point}: {error}"));
         }
     }
 
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Action {
+        Signal(Signal),
+        Panic,
+    }
+
     #[derive(Debug, PartialEq, Eq)]
     struct Point<'a> {
         name: &'a str,
-        signal: Signal,
+        action: Action,
         visit: Option<u64>,
     }
 
@@ -55,12 +66,13 @@ mod armed {
             Some((action, visit)) => (action, Some(visit.parse().ok().filter(|visit| *visit > 0)?)),
             None => (action, None),
         };
-        let signal = match action {
-            "kill" => Signal::SIGKILL,
-            "stop" => Signal::SIGSTOP,
+        let action = match action {
+            "kill" => Action::Signal(Signal::SIGKILL),
+            "stop" => Action::Signal(Signal::SIGSTOP),
+            "panic" => Action::Panic,
             _ => return None,
         };
-        Some(Point { name, signal, visit })
+        Some(Point { name, action, visit })
     }
 
     #[cfg(test)]
@@ -69,10 +81,13 @@ mod armed {
 
         #[test]
         fn points_are_read() {
-            let kill = Point { name: "relay.acked", signal: Signal::SIGKILL, visit: None };
+            let kill = Point { name: "relay.acked", action: Action::Signal(Signal::SIGKILL), visit: None };
             assert_eq!(parse("relay.acked=kill"), Some(kill));
-            let third = Point { name: "relay.acked", signal: Signal::SIGSTOP, visit: Some(3) };
+            let third =
+                Point { name: "relay.acked", action: Action::Signal(Signal::SIGSTOP), visit: Some(3) };
             assert_eq!(parse("relay.acked=stop@3"), Some(third));
+            let panic = Point { name: "relay.acked", action: Action::Panic, visit: None };
+            assert_eq!(parse("relay.acked=panic"), Some(panic));
             for broken in ["relay.acked", "relay.acked=pause", "relay.acked=kill@0", "relay.acked=kill@x"] {
                 assert_eq!(parse(broken), None, "{broken}");
             }

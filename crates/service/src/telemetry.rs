@@ -3,7 +3,10 @@
 //! Fields of log lines mean the same everywhere: `correlation_id`, `tenant_id`, `operation`, `latency_ms`, `source`,
 //! `partition`, `batch_seq`, `dedup`, `backoff_ms`, `error`. Never logged: values, metadata, subject and resource ids.
 
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::HashMap;
+use std::panic::PanicHookInfo;
 use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
 
@@ -77,11 +80,35 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> Result<Telemetry
     let telemetry = Telemetry { handle: recorder.handle() };
     metrics::set_global_recorder(recorder).map_err(|error| twice(error.to_string().into()))?;
     metric_names::describe_all();
+    std::panic::set_hook(Box::new(log_panic));
     // A second start would have failed above.
     let _ = TENANTS.set(TenantLabels::new(config.tenant_labels));
     metrics::gauge!(metric_names::BUILD_INFO, "service" => service, "version" => env!("CARGO_PKG_VERSION"))
         .set(1);
     Ok(telemetry)
+}
+
+const WITHHELD: &str = "a text that is withheld, since it may quote data";
+
+/// What a panic says, if that was written in the program. A text that was put together at run time may quote data or a secret.
+pub fn panic_message(payload: &(dyn Any + Send)) -> &'static str {
+    payload.downcast_ref::<&'static str>().copied().unwrap_or(WITHHELD)
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let message = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or(WITHHELD);
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let thread = std::thread::current();
+    // Only where RUST_BACKTRACE asks for it; it names functions, no values.
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+    tracing::error!(
+        place,
+        thread = thread.name().unwrap_or_default(),
+        backtrace = backtrace.map(tracing::field::display),
+        error = message,
+        "panicked"
+    );
 }
 
 fn builder() -> Result<PrometheusBuilder, TelemetryError> {

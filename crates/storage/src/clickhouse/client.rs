@@ -19,9 +19,6 @@ use crate::StorageError;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// The server closes an idle connection after 3 s.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest part of a server's message that is kept: it may quote data.
-const MESSAGE_LIMIT: usize = 600;
-
 /// How a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
@@ -31,7 +28,8 @@ pub(crate) enum CallError {
     /// The deadline passed; the server may still be at work.
     #[error("clickhouse did not answer in time")]
     Timeout,
-    /// The server answered with an exception.
+    /// The server answered with an exception. Only the code's name is kept: the text quotes data and statements; the server's own log
+    /// has it.
     #[error("clickhouse exception {code}: {message}")]
     Exception { code: u32, message: String },
     /// The connection or the answer broke.
@@ -43,8 +41,10 @@ impl From<DriverError> for CallError {
     fn from(error: DriverError) -> Self {
         match error {
             DriverError::BadResponse(message) => match codes::parse(&message) {
-                Some(code) => Self::Exception { code, message: shorten(message) },
-                None => Self::Lost(shorten(message).into()),
+                Some(code) => Self::Exception { code, message: codes::name(&message).into() },
+                None => Self::Lost(
+                    format!("an answer of {} bytes that is not clickhouse's", message.len()).into(),
+                ),
             },
             DriverError::Network(source) => {
                 let not_sent = source.downcast_ref::<legacy::Error>().is_some_and(legacy::Error::is_connect);
@@ -84,15 +84,6 @@ impl From<CallError> for StorageError {
     fn from(error: CallError) -> Self {
         error.of_read()
     }
-}
-
-fn shorten(mut message: String) -> String {
-    if message.len() > MESSAGE_LIMIT {
-        let end = (0..=MESSAGE_LIMIT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
-        message.truncate(end);
-        message.push('…');
-    }
-    message
 }
 
 /// Which user a client works as; each has its own settings profile and priority on the server.
@@ -260,8 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn long_messages_are_cut() {
-        let cut = shorten("é".repeat(1000));
-        assert!(cut.len() <= MESSAGE_LIMIT + '…'.len_utf8());
+    fn what_a_server_says_is_not_repeated() {
+        let text = "Code: 27. DB::Exception: Cannot parse input: expected 'x' before: 'hunter2': (at row 1) (CANNOT_PARSE_INPUT_ASSERTION_FAILED) (version 26.7)";
+        for text in [text, "<html>hunter2</html>", "502 hunter2"] {
+            let error = CallError::from(DriverError::BadResponse(text.into()));
+            assert!(!format!("{error:?} {}", error_chain(&error)).contains("hunter2"), "{error:?}");
+        }
+        let error = CallError::from(DriverError::BadResponse(text.into()));
+        assert_eq!(error.to_string(), "clickhouse exception 27: CANNOT_PARSE_INPUT_ASSERTION_FAILED");
     }
 }

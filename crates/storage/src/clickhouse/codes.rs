@@ -41,6 +41,16 @@ pub(crate) fn parse(message: &str) -> Option<u32> {
     digits[..end].parse().ok()
 }
 
+/// The last "(NAME)" of a message, as the server ends it before its version.
+pub(crate) fn name(message: &str) -> &str {
+    let plain = |name: &&str| {
+        name.len() > 3
+            && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    let names = message.rsplit('(').filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
+    names.into_iter().find(plain).filter(|name| name.len() <= 80).unwrap_or("see the server's log")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +65,13 @@ mod tests {
         assert_eq!(parse("bad response: Code: 60. DB::Exception: no Code: 7."), Some(60));
         assert_eq!(parse("502 Bad Gateway"), None);
         assert_eq!(parse("Code: x"), None);
+    }
+
+    #[test]
+    fn reads_the_name() {
+        let message = "Code: 241. DB::Exception: (total) exceeded: (SECRET) x (MEMORY_LIMIT_EXCEEDED) (version 26.7.1 (official))";
+        assert_eq!(name(message), "MEMORY_LIMIT_EXCEEDED");
+        assert_eq!(name("502 Bad Gateway (nginx)"), "see the server's log");
     }
 
     #[test]
