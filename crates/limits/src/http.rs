@@ -4,6 +4,7 @@ mod fields;
 mod layer;
 mod problem;
 mod refused;
+mod spread;
 
 pub use fields::{RATE_LIMIT, RATE_LIMIT_POLICY, policies, remaining};
 pub use layer::{MissingKey, RateLimitLayer, RateLimitService};

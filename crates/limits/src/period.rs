@@ -36,7 +36,7 @@ pub enum Period {
     Anchored { anchor: OffsetDateTime, every_months: NonZeroU32 },
     /// The calendar month of a time zone. Index 0 is January 1970 there.
     CalendarMonth { zone: Zone },
-    /// The day of a time zone: 23, 24 or 25 hours, or none where clocks skipped a date. Index 0 is 1970-01-01 there.
+    /// `Day { zone }`, which Rust does not let stand beside [`Period::Day`]. The day of a time zone: 23, 24 or 25 hours, or none where clocks skipped a date. Index 0 is 1970-01-01 there.
     LocalDay { zone: Zone },
 }
 

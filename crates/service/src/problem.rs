@@ -77,6 +77,7 @@ pub struct Problem {
     kind: ProblemType,
     detail: Option<String>,
     errors: Vec<Detail>,
+    extensions: serde_json::Map<String, serde_json::Value>,
     trace_id: Option<TraceId>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -92,12 +93,21 @@ struct Body<'a> {
     errors: &'a [Detail],
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_id: Option<String>,
+    #[serde(flatten)]
+    extensions: &'a serde_json::Map<String, serde_json::Value>,
 }
 
 impl Problem {
     /// A problem of the request being answered; takes the current trace id.
     pub fn new(kind: ProblemType) -> Self {
-        Self { kind, detail: None, errors: Vec::new(), trace_id: TraceId::current(), headers: Vec::new() }
+        Self {
+            kind,
+            detail: None,
+            errors: Vec::new(),
+            extensions: serde_json::Map::new(),
+            trace_id: TraceId::current(),
+            headers: Vec::new(),
+        }
     }
 
     /// 400: one query parameter is wrong.
@@ -176,6 +186,12 @@ impl Problem {
         self
     }
 
+    /// A member that problems of this kind have beside the common ones.
+    pub fn with_extension(mut self, name: &'static str, value: impl Into<serde_json::Value>) -> Self {
+        self.extensions.insert(name.to_owned(), value.into());
+        self
+    }
+
     pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.headers.push((name, value));
         self
@@ -215,6 +231,7 @@ impl IntoResponse for Problem {
             detail: self.detail.as_deref(),
             errors: &self.errors,
             trace_id: self.trace_id.or_else(TraceId::current).map(|id| id.to_string()),
+            extensions: &self.extensions,
         };
         let json = serde_json::to_vec(&body).unwrap_or_default();
         let content_type = HeaderValue::from_static("application/problem+json");
@@ -272,6 +289,20 @@ mod tests {
             body,
             serde_json::json!({"type": "usage/internal", "title": "Internal error", "status": 500})
         );
+    }
+
+    #[tokio::test]
+    async fn members_of_a_kind_stand_beside_the_common_ones() {
+        let (_, _, body) =
+            parts(Problem::new(kinds::RATE_LIMITED).with_extension("violated-policies", vec!["api.token"]))
+                .await;
+        let expected = serde_json::json!({
+            "type": "usage/rate-limited",
+            "title": "Too many requests",
+            "status": 429,
+            "violated-policies": ["api.token"],
+        });
+        assert_eq!(body, expected);
     }
 
     #[tokio::test]

@@ -12,8 +12,9 @@ use http::{HeaderValue, Request};
 use tower::{Layer, Service};
 
 use super::refused::Refused;
+use super::spread::spread;
 use super::{RATE_LIMIT, RATE_LIMIT_POLICY, fields, problem};
-use crate::rate::{Decision, Policy, RateLimiter, Reason};
+use crate::rate::{Decision, Policy, RateLimiter, Reason, Rule};
 
 /// What a rule does about a request that its key can't be taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,7 @@ pub enum MissingKey {
 
 type Key = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 type Refusal = Arc<dyn Fn(&Decision) -> Response + Send + Sync>;
+type Observer = Arc<dyn Fn(&Rule, &Decision) + Send + Sync>;
 
 #[derive(Clone)]
 struct Keyed {
@@ -48,11 +50,15 @@ struct Asked {
 ///
 /// A refusal for too many requests is kept in memory until its reset, as a bounded number of them: until then further requests of
 /// that subject are refused without a question to the database, and no other rule counts them.
+///
+/// What callers are told to wait is up to a tenth of the window longer than that, at most a minute, and another time for each
+/// subject: or all would come back in the moment in which a window ends.
 #[derive(Clone)]
 pub struct RateLimitLayer {
     rules: Arc<[Keyed]>,
     policies: Option<HeaderValue>,
     refusal: Refusal,
+    observer: Observer,
 }
 
 /// The subject of requests without a key under [`MissingKey::Share`]. No key can be it: it has a zero character.
@@ -60,7 +66,12 @@ const NOBODY: &str = "\0nobody";
 
 impl Default for RateLimitLayer {
     fn default() -> Self {
-        Self { rules: Arc::new([]), policies: None, refusal: Arc::new(problem::rate_limited) }
+        Self {
+            rules: Arc::new([]),
+            policies: None,
+            refusal: Arc::new(problem::rate_limited),
+            observer: Arc::new(|_, _| {}),
+        }
     }
 }
 
@@ -95,6 +106,13 @@ impl RateLimitLayer {
         self
     }
 
+    /// Tells every decision, with the rule that made it: for metrics. Refusals from memory are told like others.
+    #[must_use]
+    pub fn observe_with(mut self, observer: impl Fn(&Rule, &Decision) + Send + Sync + 'static) -> Self {
+        self.observer = Arc::new(observer);
+        self
+    }
+
     /// Which rules apply to the request, with its subject in each.
     fn asked(&self, head: &Parts) -> Vec<Asked> {
         let subject = |keyed: &Keyed| match ((keyed.key)(head), keyed.missing) {
@@ -111,9 +129,10 @@ impl RateLimitLayer {
     }
 
     /// What the rules say, up to the first that refuses; those that refused before are known without a question.
-    async fn decide(asked: &[Asked]) -> Vec<Decision> {
+    async fn decide(&self, asked: &[Asked]) -> Vec<Decision> {
         let now = Instant::now();
-        if let Some(known) = asked.iter().find_map(|rule| rule.refused.decision(&rule.digest, now)) {
+        let known = |rule: &Asked| Some(self.told(rule, rule.refused.decision(&rule.digest, now)?));
+        if let Some(known) = asked.iter().find_map(known) {
             return vec![known];
         }
         let mut decisions = Vec::new();
@@ -125,12 +144,18 @@ impl RateLimitLayer {
             if !allowed {
                 rule.refused.remember(rule.digest, &decision, before);
             }
-            decisions.push(decision);
+            decisions.push(self.told(rule, decision));
             if !allowed {
                 break;
             }
         }
         decisions
+    }
+
+    /// The decision as the caller sees it.
+    fn told(&self, rule: &Asked, decision: Decision) -> Decision {
+        (self.observer)(rule.limiter.rule(), &decision);
+        spread(decision, &rule.digest)
     }
 
     fn tell(&self, response: &mut Response, decisions: &[Decision]) {
@@ -189,7 +214,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
             let (head, body) = request.into_parts();
-            let decisions = RateLimitLayer::decide(&layer.asked(&head)).await;
+            let decisions = layer.decide(&layer.asked(&head)).await;
             let mut response = match decisions.last() {
                 Some(decision) if !decision.allowed => {
                     if decision.reason == Reason::Exceeded {

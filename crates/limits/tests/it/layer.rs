@@ -1,13 +1,14 @@
 //! The tower layer in front of a handler.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
 use axum::routing::get;
+use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
 use tower::ServiceExt as _;
 use usage_limits::http::{MissingKey, RATE_LIMIT, RATE_LIMIT_POLICY, RateLimitLayer};
@@ -32,6 +33,12 @@ fn header(
     name: &'static str,
 ) -> impl Fn(&axum::http::request::Parts) -> Option<String> + Send + Sync + 'static {
     move |head| Some(head.headers.get(name)?.to_str().ok()?.to_owned())
+}
+
+/// How much later than the reset of an hour a subject is told to come back: by its hash, up to a minute.
+fn later(subject: &str) -> u64 {
+    let digest = Sha256::digest(subject);
+    (u64::from(u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])) * 61) >> 32
 }
 
 /// A handler that counts its calls, behind the layer.
@@ -69,12 +76,16 @@ async fn all_rules_must_allow_and_callers_see_their_policies() {
         let first = ask(&router, &[("tenant", "a"), ("token", "x")]).await;
         assert_eq!(first.status(), StatusCode::OK);
         assert_eq!(first.headers()[RATE_LIMIT_POLICY], "\"tenant\";q=3;w=3600, \"token\";q=2;w=3600");
-        assert_eq!(first.headers()[RATE_LIMIT], "\"tenant\";r=2;t=3000, \"token\";r=1;t=3000");
+        let (tenant, token) = (3_000 + later("a"), 3_000 + later("x"));
+        let told = |left: u32, of_token: u32| {
+            format!("\"tenant\";r={left};t={tenant}, \"token\";r={of_token};t={token}")
+        };
+        assert_eq!(first.headers()[RATE_LIMIT], told(2, 1));
         assert_eq!(ask(&router, &[("tenant", "a"), ("token", "x")]).await.status(), StatusCode::OK);
         let refused = ask(&router, &[("tenant", "a"), ("token", "x")]).await;
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(refused.headers()["retry-after"], "3000");
-        assert_eq!(refused.headers()[RATE_LIMIT], "\"tenant\";r=0;t=3000, \"token\";r=0;t=3000");
+        assert_eq!(refused.headers()["retry-after"], token.to_string());
+        assert_eq!(refused.headers()[RATE_LIMIT], told(0, 0));
         // Another token of the same tenant: the tenant's three are used. Another tenant has its own.
         assert_eq!(ask(&router, &[("tenant", "a"), ("token", "y")]).await.status(), 429);
         assert_eq!(ask(&router, &[("tenant", "b"), ("token", "y")]).await.status(), StatusCode::OK);
@@ -105,7 +116,7 @@ async fn whoever_was_refused_costs_no_statement_until_the_reset() {
             let refused = ask(&router, &flood).await;
             assert_eq!(refused.status(), 429);
             let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
-            assert!((1..=3_000).contains(&wait), "{wait}");
+            assert!((1..=3_000 + later("a")).contains(&wait), "{wait}");
             assert!(refused.headers().contains_key(RATE_LIMIT_POLICY));
             let left = refused.headers()[RATE_LIMIT].to_str().unwrap();
             assert!(left.starts_with("\"tenant\";r=0;t="), "{left}");
@@ -115,6 +126,67 @@ async fn whoever_was_refused_costs_no_statement_until_the_reset() {
         assert_eq!(ask(&router, &[("tenant", "b"), ("token", "x")]).await.status(), StatusCode::OK);
         run_on(&pool, "ALTER TABLE elsewhere RENAME TO rate_limits").await;
         assert_eq!(number(&pool, COUNTED).await, 3, "nothing was counted meanwhile");
+    })
+    .await;
+}
+
+/// Those who are refused until the same moment are told to come back in different ones, and each always in the same.
+#[tokio::test]
+async fn callers_that_wait_for_the_same_reset_come_back_one_after_the_other() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let limiter = limits.limiter(Rule::new("token", &[Quota::new(1, HOUR)]).unwrap());
+        let (router, _) = app(RateLimitLayer::new().rule(limiter, MissingKey::Skip, header("token")));
+        let mut told = std::collections::BTreeSet::new();
+        for caller in 0..40 {
+            let token = format!("caller-{caller}");
+            let headers = [("token", token.as_str())];
+            assert_eq!(ask(&router, &headers).await.status(), StatusCode::OK);
+            let refused = ask(&router, &headers).await;
+            let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+            assert_eq!(wait, 3_000 + later(&token));
+            told.insert(wait);
+        }
+        assert!(told.len() > 20 && told.iter().all(|wait| (3_000..=3_060).contains(wait)), "{told:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_decision_is_told_with_its_rule() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let observed = |layer: RateLimitLayer| {
+            let seen = seen.clone();
+            layer.observe_with(move |rule, decision| {
+                let word = if decision.allowed { "allowed" } else { "refused" };
+                seen.lock().unwrap().push(format!("{} {word} {:?}", rule.name(), decision.reason));
+            })
+        };
+        let rule = |name: &str| Rule::new(name, &[Quota::new(1, HOUR)]).unwrap();
+        let (counted, _) = app(observed(RateLimitLayer::new().rule(
+            limits.limiter(rule("token")),
+            MissingKey::Share,
+            |_| None,
+        )));
+        for _ in 0..3 {
+            ask(&counted, &[]).await;
+        }
+        run_on(&pool, "DROP TABLE rate_limits").await;
+        let layer = RateLimitLayer::new()
+            .rule(limits.limiter(rule("open")), MissingKey::Share, |_| None)
+            .rule(limits.limiter(rule("closed").fail_closed()), MissingKey::Share, |_| None);
+        ask(&app(observed(layer)).0, &[]).await;
+        let expected = [
+            "token allowed Allowed",
+            "token refused Exceeded",
+            // Out of memory, without a question.
+            "token refused Exceeded",
+            "open allowed Degraded",
+            "closed refused Degraded",
+        ];
+        assert_eq!(*seen.lock().unwrap(), expected);
     })
     .await;
 }

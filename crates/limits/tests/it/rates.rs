@@ -316,6 +316,36 @@ async fn a_sweep_takes_what_expired_and_waits_for_nobody() {
     .await;
 }
 
+/// A batch of a sweep that has deleted and not yet committed holds nothing that a decision needs.
+#[tokio::test]
+async fn callers_feel_no_lock_of_a_sweep_that_is_under_way() {
+    with_database(|pool| async move {
+        let limits = limits(&pool).await;
+        let limiter = limits.limiter(rule(&[quota(3, 60)]).sliding());
+        assert!(ask(&limiter, 1).await.allowed);
+        fill(&pool, 25_000).await;
+        // The window of the first request has expired too, but a sliding one may still be weighed.
+        set_clock(&pool, 61.seconds()).await;
+        let mut sweeping = pool.begin().await.unwrap();
+        let sql = AssertSqlSafe(limits.sweep_sql());
+        let (gone, _): (i64, Option<OffsetDateTime>) = sqlx::query_as(sql)
+            .bind(None::<OffsetDateTime>)
+            .bind(10_000_i64)
+            .fetch_one(&mut *sweeping)
+            .await
+            .unwrap();
+        assert_eq!(gone, 10_000);
+        for left in [1, 0] {
+            let decision = ask(&limiter, 1).await;
+            assert_eq!((decision.reason, decision.remaining), (Reason::Allowed, Some(left)));
+        }
+        assert_eq!(ask(&limiter, 1).await.reason, Reason::Exceeded);
+        assert_eq!(limiter.check("somebody new", 3).await.unwrap().remaining, Some(0));
+        sweeping.commit().await.unwrap();
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_sweep_searches_the_index_and_never_the_table() {
     with_database(|pool| async move {
