@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use usage_limits::{Allowance, AllowanceError, Counter, Period, PeriodUse, Zone};
 
 use crate::config::{AllowancesConfig, MeterConfig};
@@ -101,16 +103,8 @@ impl Allowances {
 }
 
 fn meter(config: &MeterConfig) -> Result<Meter, String> {
-    let MeterConfig { name, period, zone, limit } = config;
-    let zone = zone.as_deref().map(Zone::parse).transpose();
-    let zone = zone.map_err(|error| format!("allowances.meters[].zone: {error}"))?;
-    let period = match (period.as_str(), zone) {
-        ("month", None) => Period::CalendarMonthUtc,
-        ("month", Some(zone)) => Period::CalendarMonth { zone },
-        ("day", None) => Period::Day,
-        ("day", Some(zone)) => Period::LocalDay { zone },
-        (other, _) => return Err(format!("allowances.meters[].period: `{other}` is neither month nor day")),
-    };
+    let MeterConfig { name, limit, .. } = config;
+    let period = period(config).map_err(|error| format!("allowances.meters[].{error}"))?;
     if limit.is_some_and(|limit| limit < 0) {
         return Err("allowances.meters[].limit must not be negative".to_owned());
     }
@@ -120,8 +114,47 @@ fn meter(config: &MeterConfig) -> Result<Meter, String> {
     Ok(Meter { name: name.clone(), period, limit: *limit })
 }
 
+/// The error begins with the field's name.
+fn period(config: &MeterConfig) -> Result<Period, String> {
+    let MeterConfig { period, zone, anchor, every_months, .. } = config;
+    if period == "anchored" {
+        return anchored(config);
+    }
+    if anchor.is_some() || every_months.is_some() {
+        let field = if anchor.is_some() { "anchor" } else { "every_months" };
+        return Err(format!("{field} is for `period = \"anchored\"` only"));
+    }
+    let zone = zone.as_deref().map(Zone::parse).transpose().map_err(|error| format!("zone: {error}"))?;
+    match (period.as_str(), zone) {
+        ("month", None) => Ok(Period::CalendarMonthUtc),
+        ("month", Some(zone)) => Ok(Period::CalendarMonth { zone }),
+        ("day", None) => Ok(Period::Day),
+        ("day", Some(zone)) => Ok(Period::LocalDay { zone }),
+        (other, _) => Err(format!("period: `{other}` is neither `month`, `day` nor `anchored`")),
+    }
+}
+
+/// A billing cycle, the same for all subjects of the meter.
+fn anchored(config: &MeterConfig) -> Result<Period, String> {
+    if config.zone.is_some() {
+        return Err("zone: an anchored period keeps the anchor's UTC time of day and has no zone".to_owned());
+    }
+    let text = config.anchor.as_deref().ok_or("anchor is missing: where does the first period start?")?;
+    let anchor = OffsetDateTime::parse(text, &Rfc3339)
+        .map_err(|_| format!("anchor: `{text}` is not like 2026-01-31T00:00:00Z"))?;
+    let period = Period::anchored(anchor, config.every_months.unwrap_or(1))
+        .map_err(|error| format!("every_months: {error}"))?;
+    // A cycle that leaves the calendar could never be read.
+    period
+        .window_at(usage_service::clock::now())
+        .map_err(|error| format!("anchor, every_months: {error}"))?;
+    Ok(period)
+}
+
 #[cfg(test)]
 mod tests {
+    use time::macros::datetime;
+
     use super::*;
 
     fn config(period: &str, zone: Option<&str>, limit: Option<i64>) -> AllowancesConfig {
@@ -129,6 +162,8 @@ mod tests {
             name: "mail_sent".to_owned(),
             period: period.to_owned(),
             zone: zone.map(str::to_owned),
+            anchor: None,
+            every_months: None,
             limit,
         };
         AllowancesConfig {
@@ -149,6 +184,47 @@ mod tests {
         let local = Spending::read(&config("day", Some("europe/budapest"), None)).unwrap().unwrap();
         let zone = Zone::parse("Europe/Budapest").unwrap();
         assert_eq!(local.meters[0].period, Period::LocalDay { zone });
+    }
+
+    /// An anchored meter.
+    fn cycle(anchor: Option<&str>, every_months: Option<u32>) -> AllowancesConfig {
+        let mut config = config("anchored", None, None);
+        config.meters[0].anchor = anchor.map(str::to_owned);
+        config.meters[0].every_months = every_months;
+        config
+    }
+
+    #[test]
+    fn anchored_meters_have_an_anchor_and_a_cycle() {
+        let period = |config| Spending::read(&config).unwrap().unwrap().meters[0].period.clone();
+        let monthly = period(cycle(Some("2025-01-31T09:00:00Z"), None));
+        assert_eq!(monthly, Period::anchored(datetime!(2025-01-31 09:00 UTC), 1).unwrap());
+        let window = monthly.window_at(datetime!(2025-03-01 00:00 UTC)).unwrap();
+        assert_eq!(window.start, datetime!(2025-02-28 09:00 UTC));
+        let quarterly = period(cycle(Some("2025-01-31T10:00:00+01:00"), Some(3)));
+        assert_eq!(quarterly, Period::anchored(datetime!(2025-01-31 09:00 UTC), 3).unwrap());
+        let zoned = |mut config: AllowancesConfig| {
+            config.meters[0].zone = Some("Europe/Budapest".to_owned());
+            config
+        };
+        let kind = |mut config: AllowancesConfig, period: &str| {
+            config.meters[0].period = period.to_owned();
+            config
+        };
+        let anchor = Some("2025-01-31T09:00:00Z");
+        for (config, field) in [
+            (cycle(None, Some(1)), "anchor is missing"),
+            (cycle(Some("2025-01-31"), None), "anchor: `2025-01-31`"),
+            (cycle(Some("2025-02-30T00:00:00Z"), None), "anchor: "),
+            (cycle(anchor, Some(0)), "every_months: "),
+            (cycle(anchor, Some(u32::MAX)), "anchor, every_months: the period reaches beyond"),
+            (zoned(cycle(anchor, None)), "zone: "),
+            (kind(cycle(anchor, None), "month"), "anchor is for"),
+            (kind(cycle(None, Some(2)), "day"), "every_months is for"),
+        ] {
+            let error = Spending::read(&config).unwrap_err();
+            assert!(error.contains(&format!("allowances.meters[].{field}")), "{field}: {error}");
+        }
     }
 
     #[test]

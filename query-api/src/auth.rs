@@ -7,8 +7,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use usage_access::SecurityContext;
 use usage_access::policy::Action;
+use usage_access::{SecurityContext, TokenError};
 use uuid::Uuid;
 
 use crate::failure::Failure;
@@ -75,7 +75,7 @@ pub struct Verified(pub Result<SecurityContext, Failure>);
 
 /// Axum middleware that verifies the token, once for each request. What is wrong with it the handler tells.
 pub async fn remember(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let outcome = verify(request.headers(), &app);
+    let outcome = verify(request.headers(), &app).await;
     if let (Ok(context), Some(seen)) = (&outcome, request.extensions().get::<SeenTenant>()) {
         // Only here is it set.
         let _ = seen.0.set(context.tenant_id);
@@ -84,11 +84,14 @@ pub async fn remember(State(app): State<App>, mut request: Request, next: Next) 
     next.run(request).await
 }
 
-fn verify(headers: &HeaderMap, state: &App) -> Result<SecurityContext, Failure> {
+async fn verify(headers: &HeaderMap, state: &App) -> Result<SecurityContext, Failure> {
     let token = bearer(headers)?;
-    state.verifier.verify(token).map_err(|error| {
-        tracing::info!(error = %error, "refused a token");
-        Failure::unauthenticated("the token is not valid, or no longer", Some("invalid_token"))
+    state.verifier.authenticate(token).await.map_err(|error| match error {
+        TokenError::NoKeys => Failure::no_token_keys(),
+        error => {
+            tracing::info!(error = %error, "refused a token");
+            Failure::unauthenticated("the token is not valid, or no longer", Some("invalid_token"))
+        }
     })
 }
 

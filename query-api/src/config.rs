@@ -1,15 +1,19 @@
 //! What the process can be told.
 
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use secrecy::SecretString;
 use serde::Deserialize;
 use usage_access::policy::PolicyConfig;
+use usage_access::{KeysUrl, TokenVerifier};
 use usage_control::READERS_RELOAD_WITHIN;
 use usage_service::config::{CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, Endpoint, Setting, TELEMETRY};
 use usage_service::error_chain;
 use usage_service::telemetry::TelemetryConfig;
+use usage_service::transport::TlsFiles;
 use usage_storage::clickhouse::ClickHouseConfig;
 
 use crate::allowances::Spending;
@@ -35,7 +39,16 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
             "Signs page cursors: at least 32 characters, the same for all instances, so that any of them can go on with a page.",
         )
         .secret(),
-        Setting::text("auth.key_file", "Public keys that tokens are verified with: a JWKS, or one key in PEM."),
+        Setting::text(
+            "auth.key_file",
+            "Public keys that tokens are verified with: a JWKS, or one key in PEM. It is looked at every 5 s. Either this or `auth.jwks_url`.",
+        )
+        .optional(),
+        Setting::text("auth.jwks_url", "The issuer's JWKS: https://host:port/path, or http:// on loopback. Redirects are not followed.")
+            .optional()
+            .endpoint(Endpoint::Http),
+        Setting::duration("auth.jwks_refresh", "How often the URL is read; so long a withdrawn key is still taken. 10 s to 1 h.")
+            .default("5m"),
         Setting::text("auth.issuer", "Issuer that a token must name.").default(usage_access::DEFAULT_ISSUER),
         Setting::text("auth.audience", "Audience that a token must name.").default(usage_access::DEFAULT_AUDIENCE),
         Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s"),
@@ -69,10 +82,18 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::text("allowances.table", "That table.").default("usage_allowances"),
         Setting::tables("allowances.meters", "The meters that can be read."),
         Setting::text("allowances.meters[].name", "The meter's name in the table."),
-        Setting::text("allowances.meters[].period", "`month` or `day`."),
-        Setting::text("allowances.meters[].zone", "IANA zone of the period; UTC if absent.").optional(),
+        Setting::text("allowances.meters[].period", "`month`, `day` or `anchored`."),
+        Setting::text("allowances.meters[].zone", "IANA zone of a month or day; UTC if absent.").optional(),
+        Setting::text(
+            "allowances.meters[].anchor",
+            "Where the first period of an anchored meter starts, like `2026-01-31T00:00:00Z`; the others start on the same day of their month, or its last.",
+        )
+        .optional(),
+        Setting::integer("allowances.meters[].every_months", "Months of a period of an anchored meter; 1 if absent.")
+            .optional(),
         Setting::integer("allowances.meters[].limit", "The limit of each period; none if absent.").optional(),
     ],
+    usage_service::tls_settings!("auth"),
     usage_service::tls_settings!("allowances"),
     usage_access::policy::SETTINGS,
     CLICKHOUSE,
@@ -124,9 +145,65 @@ impl Api {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
-    pub key_file: PathBuf,
+    pub key_file: Option<PathBuf>,
+    pub jwks_url: Option<String>,
+    #[serde(with = "humantime_serde")]
+    pub jwks_refresh: Duration,
     pub issuer: String,
     pub audience: String,
+    pub allow_plaintext: bool,
+    pub ca_file: Option<PathBuf>,
+    pub client_certificate: Option<PathBuf>,
+    pub client_key: Option<PathBuf>,
+}
+
+enum Keys<'a> {
+    File(&'a Path),
+    Url(KeysUrl),
+}
+
+/// What `auth.jwks_refresh` may be.
+const JWKS_REFRESH: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(3_600);
+
+impl Auth {
+    /// The verifier of tokens. Keys of a file are read now, those of a URL later.
+    ///
+    /// # Errors
+    /// A setting that is wrong, by its name.
+    pub fn verifier(&self) -> anyhow::Result<TokenVerifier> {
+        match self.keys()? {
+            Keys::Url(url) => Ok(TokenVerifier::from_url(url, &self.issuer, &self.audience)),
+            Keys::File(path) => {
+                TokenVerifier::from_file(path, &self.issuer, &self.audience).context("auth.key_file")
+            }
+        }
+    }
+
+    fn keys(&self) -> anyhow::Result<Keys<'_>> {
+        match (&self.key_file, self.keys_url()?) {
+            (Some(path), None) => Ok(Keys::File(path)),
+            (None, Some(url)) => Ok(Keys::Url(url)),
+            _ => anyhow::bail!("set either auth.key_file or auth.jwks_url"),
+        }
+    }
+
+    fn keys_url(&self) -> anyhow::Result<Option<KeysUrl>> {
+        let Some(url) = &self.jwks_url else {
+            return Ok(None);
+        };
+        anyhow::ensure!(
+            JWKS_REFRESH.contains(&self.jwks_refresh),
+            "auth.jwks_refresh must be from {:?} to {:?}",
+            JWKS_REFRESH.start(),
+            JWKS_REFRESH.end()
+        );
+        let files = TlsFiles {
+            ca_file: self.ca_file.clone(),
+            client_certificate: self.client_certificate.clone(),
+            client_key: self.client_key.clone(),
+        };
+        KeysUrl::new(url, self.allow_plaintext, &files, self.jwks_refresh).context("auth.jwks_url").map(Some)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -185,6 +262,8 @@ pub struct MeterConfig {
     pub name: String,
     pub period: String,
     pub zone: Option<String>,
+    pub anchor: Option<String>,
+    pub every_months: Option<u32>,
     pub limit: Option<i64>,
 }
 
@@ -212,6 +291,7 @@ impl Config {
             }
         }
         self.api.certificate()?;
+        self.auth.keys().map_err(|error| format!("{error:#}"))?;
         Rules::read(&self.limits)?;
         Spending::read(&self.allowances)?;
         self.policy.validate()?;
@@ -276,6 +356,27 @@ mod tests {
         for path in ["limits.aggregated_rows", "limits.concurrent_questions_per_tenant"] {
             assert!(resolved(&[&format!("{path}=0")]).validate().unwrap_err().contains(path), "{path}");
         }
+    }
+
+    #[test]
+    fn keys_come_from_one_place_that_can_be_trusted() {
+        let url = "auth.jwks_url=https://issuer.example.com/keys";
+        let check = |set: &[&str]| {
+            let mut config = resolved(set);
+            config.auth.key_file = None;
+            config.validate()
+        };
+        check(&[url]).unwrap();
+        check(&["auth.jwks_url=http://127.0.0.1:9/keys", "auth.jwks_refresh=10s"]).unwrap();
+        for (set, part) in [
+            (&[][..], "either auth.key_file or auth.jwks_url"),
+            (&[url, "auth.jwks_refresh=9s"], "auth.jwks_refresh"),
+            (&[url, "auth.jwks_refresh=2h"], "auth.jwks_refresh"),
+        ] {
+            let error = check(set).unwrap_err();
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(resolved(&[url]).validate().unwrap_err().contains("either"), "both");
     }
 
     #[test]

@@ -39,6 +39,12 @@ impl Failure {
         Problem::unavailable(detail, Duration::from_secs(1)).into()
     }
 
+    /// The issuer's keys were never read: nothing can be said of any token.
+    pub fn no_token_keys() -> Self {
+        let detail = "tokens can't be verified at present, try again";
+        Problem::unavailable(detail, RETRY_AFTER).into()
+    }
+
     /// 401 with the challenge of RFC 6750; `error` only if a token was sent.
     pub fn unauthenticated(detail: &str, error: Option<&str>) -> Self {
         let challenge = match error {

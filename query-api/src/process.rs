@@ -34,8 +34,11 @@ const PLUGIN: &str = "clickhouse";
 /// A setting that can't be used, or an address that can't be bound.
 pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationToken) -> anyhow::Result<()> {
     config.validate().map_err(anyhow::Error::msg)?;
-    let verifier = TokenVerifier::from_file(&config.auth.key_file, config.auth.issuer, config.auth.audience)
-        .context("auth.key_file")?;
+    let verifier = Arc::new(config.auth.verifier()?);
+    tokio::spawn({
+        let (verifier, shutdown) = (verifier.clone(), shutdown.clone());
+        async move { verifier.keep_fresh(shutdown).await }
+    });
     let control = Control::connect_lazy(&config.control_database).context("control_database.url")?;
     let storage = ClickHouseStorage::connect(config.clickhouse);
     let limits = config.limits;
@@ -60,9 +63,9 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     let store = Store::new(PLUGIN, storage.reader(), bounds);
     let policy = config.policy.decision_point().context("policy")?;
     let health = Health::new(telemetry);
-    watch(&health, &store, &catalog, &policy);
+    watch(&health, &verifier, &store, &catalog, &policy);
     let app = App {
-        verifier: Arc::new(verifier),
+        verifier,
         policy,
         store,
         catalog,
@@ -90,8 +93,16 @@ pub async fn run(config: Config, telemetry: Telemetry, shutdown: CancellationTok
     server.run(shutdown).await.context("the API's listener failed")
 }
 
-/// Ready means: storage, the control database with its usage types, and the policy decision point answer.
-pub fn watch(health: &Health, store: &Store, catalog: &Arc<Catalog>, policy: &Arc<dyn PolicyDecisionPoint>) {
+/// Ready means: the keys of tokens are known; storage, the control database with its usage types, and the policy decision point answer.
+pub fn watch(
+    health: &Health,
+    verifier: &Arc<TokenVerifier>,
+    store: &Store,
+    catalog: &Arc<Catalog>,
+    policy: &Arc<dyn PolicyDecisionPoint>,
+) {
+    let verifier = verifier.clone();
+    health.check("token_keys", move || std::future::ready(verifier.ready()));
     let store = store.clone();
     health.check_storage(PLUGIN, move || {
         let store = store.clone();

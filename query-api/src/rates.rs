@@ -9,6 +9,7 @@ use usage_control::Control;
 use usage_limits::http::{MissingKey, RateLimitLayer, seconds};
 use usage_limits::{Decision, InvalidName, Quota, RateLimits, Reason, Rule};
 use usage_service::CancellationToken;
+use usage_service::metric_names::RATE_LIMIT_DECISIONS_TOTAL;
 use usage_service::problem::{Problem, kinds};
 
 use crate::auth::{Verified, bearer};
@@ -65,7 +66,7 @@ pub fn counters(control: &Control, key: &[u8]) -> Result<RateLimits, InvalidName
 ///
 /// Only verified requests are counted: who has no token uses up nobody's limit, and gets its 401.
 pub fn layer(counters: &RateLimits, rules: Rules) -> RateLimitLayer {
-    let mut layer = RateLimitLayer::new().refuse_with(refusal);
+    let mut layer = RateLimitLayer::new().refuse_with(refusal).observe_with(count);
     if let Some(rule) = rules.token {
         layer = layer.rule(counters.limiter(rule), MissingKey::Skip, token);
     }
@@ -103,8 +104,24 @@ fn refusal(decision: &Decision) -> axum::response::Response {
     let window = humantime::format_duration(policy.quota.length);
     Problem::new(kinds::RATE_LIMITED)
         .with_detail(format!("{} allows {} requests in {window}", policy.name, decision.limit))
+        .with_extension("violated-policies", vec![policy.name.as_str()])
         .with_header(axum::http::header::RETRY_AFTER, seconds(decision.reset).max(1).into())
         .into_response()
+}
+
+fn count(rule: &Rule, decision: &Decision) {
+    let labels = [("rule", rule.name().to_owned()), ("decision", outcome(decision).to_owned())];
+    metrics::counter!(RATE_LIMIT_DECISIONS_TOTAL, &labels).increment(1);
+}
+
+/// The decision as a label.
+fn outcome(decision: &Decision) -> &'static str {
+    match (decision.reason, decision.allowed) {
+        (Reason::Degraded, true) => "failed_open",
+        (Reason::Degraded, false) => "failed_closed",
+        (_, true) => "allowed",
+        (_, false) => "denied",
+    }
 }
 
 /// Deletes counters of windows that are over, until the process stops.

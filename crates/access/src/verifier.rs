@@ -2,32 +2,32 @@
 
 use std::path::Path;
 
-use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Validation, decode, decode_header};
-use serde::Deserialize;
-use uuid::Uuid;
+use usage_service::{CancellationToken, clock};
 
-use crate::keys::{PublicKey, PublicKeys};
-use crate::{KeyError, Scopes, SecurityContext};
-
-/// How far the clocks of issuer and verifier may differ, in seconds.
-const LEEWAY_SECONDS: u64 = 60;
-/// Longest token that is looked at, in bytes.
-const TOKEN_BYTES: usize = 16 << 10;
-/// Longest `jti` in bytes; it comes into logs.
-const TOKEN_ID_BYTES: usize = 255;
+use crate::claims::{self, Expected};
+use crate::jws::Signed;
+use crate::keyring::{ASKED_EVERY, Keyring};
+use crate::source::{KeysUrl, Source};
+use crate::{KeyError, SecurityContext};
 
 /// Why a token was refused. For the log: the caller learns only that it was.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     #[error("not a token")]
     Malformed,
-    #[error("the token's algorithm is not EdDSA, ES256 or RS256")]
+    #[error("the token's algorithm is not EdDSA, ES256 or RS256, or not that of its key")]
     Algorithm,
     #[error("the token's header asks for something that is not understood")]
     Critical,
+    #[error("the token is not one of access")]
+    Type,
+    #[error("a name in the token's header or claims comes twice")]
+    Twice,
     #[error("the token was signed with an unknown key")]
     UnknownKey,
+    /// Says nothing about the token.
+    #[error("the keys of tokens have not been read yet")]
+    NoKeys,
     #[error("the token's signature is wrong")]
     Signature,
     #[error("the token has expired")]
@@ -40,18 +40,19 @@ pub enum TokenError {
     Audience,
     #[error("the claim {0} is missing or not valid")]
     Claim(&'static str),
+    #[error("the token names two tenants")]
+    TwoTenants,
 }
 
-/// Verifies tokens with the public keys of a file.
+/// Verifies tokens with public keys that are kept current.
 pub struct TokenVerifier {
-    keys: PublicKeys,
-    issuer: String,
-    audience: String,
+    pub(crate) keys: Keyring,
+    expected: Expected,
 }
 
 impl std::fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { issuer, audience, .. } = self;
+        let Expected { issuer, audience } = &self.expected;
         f.debug_struct("TokenVerifier")
             .field("issuer", issuer)
             .field("audience", audience)
@@ -59,24 +60,8 @@ impl std::fmt::Debug for TokenVerifier {
     }
 }
 
-/// Every claim that is looked at. serde refuses a claim that comes twice, and a list where one value belongs.
-#[derive(Deserialize)]
-struct Payload {
-    #[serde(rename = "iss")]
-    _issuer: String,
-    #[serde(rename = "exp")]
-    _expires: u64,
-    #[serde(default, rename = "nbf")]
-    _not_before: Option<u64>,
-    tenant_id: Option<String>,
-    sub: Option<String>,
-    subject_type: Option<String>,
-    scope: Option<String>,
-    jti: Option<String>,
-}
-
 impl TokenVerifier {
-    /// Reads a JWKS (tokens then name one of its keys by `kid`) or one public key in PEM.
+    /// With the keys of a file: a JWKS (tokens then name one of its keys by `kid`) or one public key in PEM.
     ///
     /// # Errors
     /// [`KeyError`] names the file and what is wrong with it.
@@ -85,101 +70,69 @@ impl TokenVerifier {
         issuer: impl Into<String>,
         audience: impl Into<String>,
     ) -> Result<Self, KeyError> {
-        Ok(Self { keys: PublicKeys::read(path)?, issuer: issuer.into(), audience: audience.into() })
+        Ok(Self::new(Keyring::from_file(path)?, issuer, audience))
     }
 
-    /// Verifies a token (without `Bearer`) and gives what it says.
+    /// With the keys of a JWKS behind a URL. Nothing is read yet: see [`Self::keep_fresh`] and [`Self::ready`].
+    pub fn from_url(url: KeysUrl, issuer: impl Into<String>, audience: impl Into<String>) -> Self {
+        Self::new(Keyring::new(Source::Url(url), ASKED_EVERY), issuer, audience)
+    }
+
+    pub(crate) fn new(keys: Keyring, issuer: impl Into<String>, audience: impl Into<String>) -> Self {
+        Self { keys, expected: Expected { issuer: issuer.into(), audience: audience.into() } }
+    }
+
+    /// Verifies a token (without `Bearer`) with the keys known now and gives what it says.
     ///
     /// # Errors
     /// Any doubt; see [`TokenError`].
     pub fn verify(&self, token: &str) -> Result<SecurityContext, TokenError> {
-        if token.len() > TOKEN_BYTES {
-            return Err(TokenError::Malformed);
+        self.check(&Signed::parse(token)?, now())
+    }
+
+    /// As [`Self::verify`], but a key that is not known is looked for first: at most one reading in 10 s, which all who wait share.
+    ///
+    /// # Errors
+    /// Any doubt; see [`TokenError`].
+    pub async fn authenticate(&self, token: &str) -> Result<SecurityContext, TokenError> {
+        let signed = Signed::parse(token)?;
+        match (self.check(&signed, now()), &signed.key_id) {
+            (Err(TokenError::UnknownKey | TokenError::NoKeys), Some(id)) => {
+                self.keys.look_for(id).await;
+                self.check(&signed, now())
+            }
+            (outcome, _) => outcome,
         }
-        let header = decode_header(token).map_err(|error| header_error(token, &error))?;
-        if header.crit.is_some() || header.enc.is_some() || header.zip.is_some() {
-            return Err(TokenError::Critical);
-        }
-        let key = self.key(header.kid.as_deref())?;
-        if header.alg != key.algorithm {
+    }
+
+    /// Keeps the keys current until `shutdown`: a file every 5 s, a URL as often as [`KeysUrl::new`] was told, sooner after a failure.
+    /// What can't be read or makes no sense leaves the keys as they were.
+    pub async fn keep_fresh(&self, shutdown: CancellationToken) {
+        self.keys.keep_fresh(shutdown).await;
+    }
+
+    /// Whether tokens can be verified: the keys have been read once, however old they are now.
+    ///
+    /// # Errors
+    /// Why not, in a sentence.
+    pub fn ready(&self) -> Result<(), String> {
+        self.keys.ready()
+    }
+
+    /// `now` is in seconds since 1970.
+    pub(crate) fn check(&self, signed: &Signed<'_>, now: u64) -> Result<SecurityContext, TokenError> {
+        let keys = self.keys.keys().ok_or(TokenError::NoKeys)?;
+        let key = keys.find(signed.key_id.as_deref()).ok_or(TokenError::UnknownKey)?;
+        if signed.algorithm != key.algorithm {
             return Err(TokenError::Algorithm);
         }
-        let mut validation = Validation::new(key.algorithm);
-        validation.leeway = LEEWAY_SECONDS;
-        validation.validate_nbf = true;
-        validation.set_issuer(&[&self.issuer]);
-        validation.set_audience(&[&self.audience]);
-        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-        let payload: Payload =
-            decode(token, &key.key, &validation).map_err(|error| sort(error.into_kind()))?.claims;
-        context(payload)
-    }
-
-    fn key(&self, id: Option<&str>) -> Result<&PublicKey, TokenError> {
-        match (&self.keys, id) {
-            (PublicKeys::One(key), _) => Ok(key),
-            (PublicKeys::ById(keys), Some(id)) => keys.get(id).ok_or(TokenError::UnknownKey),
-            (PublicKeys::ById(_), None) => Err(TokenError::UnknownKey),
+        if !key.has_signed(signed.message.as_bytes(), &signed.signature) {
+            return Err(TokenError::Signature);
         }
+        claims::check(&signed.claims()?, &self.expected, now)
     }
 }
 
-fn context(payload: Payload) -> Result<SecurityContext, TokenError> {
-    let tenant = payload.tenant_id.as_deref().ok_or(TokenError::Claim("tenant_id"))?;
-    let tenant_id = identity(tenant).ok_or(TokenError::Claim("tenant_id"))?;
-    let subject_id = match payload.sub.as_deref() {
-        None => None,
-        Some(text) => Some(identity(text).ok_or(TokenError::Claim("sub"))?),
-    };
-    if let Some(text) = &payload.subject_type {
-        usage_schemas::validate::name("subject_type", text).map_err(|_| TokenError::Claim("subject_type"))?;
-    }
-    if payload.jti.as_deref().is_some_and(|id| id.is_empty() || id.len() > TOKEN_ID_BYTES) {
-        return Err(TokenError::Claim("jti"));
-    }
-    Ok(SecurityContext {
-        tenant_id,
-        subject_id,
-        subject_type: payload.subject_type,
-        scopes: payload.scope.as_deref().map_or(Scopes::NONE, Scopes::parse_claim),
-        token_id: payload.jti,
-    })
-}
-
-/// A UUID in its usual form with hyphens, not the nil one. Other spellings are doubts.
-fn identity(text: &str) -> Option<Uuid> {
-    let usual = text.len() == 36;
-    Uuid::try_parse(text).ok().filter(|id| usual && !id.is_nil())
-}
-
-/// A header that does not parse: most often an algorithm that is not known at all, like `none`.
-fn header_error(token: &str, error: &jsonwebtoken::errors::Error) -> TokenError {
-    match error.kind() {
-        ErrorKind::Json(_) if token.bytes().filter(|byte| *byte == b'.').count() == 2 => {
-            TokenError::Algorithm
-        }
-        _ => TokenError::Malformed,
-    }
-}
-
-fn sort(kind: ErrorKind) -> TokenError {
-    match kind {
-        ErrorKind::InvalidSignature => TokenError::Signature,
-        ErrorKind::ExpiredSignature => TokenError::Expired,
-        ErrorKind::ImmatureSignature => TokenError::NotYetValid,
-        ErrorKind::InvalidIssuer => TokenError::Issuer,
-        ErrorKind::InvalidAudience => TokenError::Audience,
-        ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => TokenError::Algorithm,
-        ErrorKind::MissingRequiredClaim(name) | ErrorKind::InvalidClaimFormat(name) => TokenError::Claim(
-            ["exp", "iss", "aud", "nbf"].into_iter().find(|known| *known == name).unwrap_or("unknown"),
-        ),
-        ErrorKind::Json(error) => TokenError::Claim(claim_in(&error.to_string())),
-        _ => TokenError::Malformed,
-    }
-}
-
-/// The claim that serde's message names, if it does.
-fn claim_in(message: &str) -> &'static str {
-    const CLAIMS: [&str; 8] = ["iss", "exp", "nbf", "tenant_id", "sub", "subject_type", "scope", "jti"];
-    CLAIMS.into_iter().find(|claim| message.contains(&format!("`{claim}`"))).unwrap_or("unknown")
+fn now() -> u64 {
+    u64::try_from(clock::now_micros() / 1_000_000).unwrap_or_default()
 }

@@ -175,6 +175,11 @@ metric! {
         "Requests by route template and status."
     HTTP_REQUEST_SECONDS Histogram(SECONDS) ["method" "route"] "http_request_seconds"
         "Duration of a request until the head of its answer."
+    RATE_LIMIT_DECISIONS_TOTAL Counter ["rule" "decision"] "rate_limit_decisions_total"
+        "Decisions of a limit on requests; decision is allowed, denied, or, without the control database, failed_open or failed_closed."
+    // access
+    AUTH_KEY_READS_TOTAL Counter ["status"] "auth_key_reads_total"
+        "Readings of the keys that tokens are verified with, from the file or the URL; status is success or failure."
     // every process
     READY Gauge ["check"] "ready"
         "1 when the readiness check passes, 0 when it does not."

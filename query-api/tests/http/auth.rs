@@ -2,10 +2,10 @@
 
 use axum::body::Body;
 use axum::http::Request;
-use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, Scopes, TokenSigner};
+use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, KeysUrl, Scopes, TokenSigner, TokenVerifier};
 use uuid::Uuid;
 
-use crate::support::{Answer, Harness, bearer, keys, token};
+use crate::support::{Answer, Harness, Setup, bearer, keys, token};
 
 const TOTAL: &str = "/v1/usage/aggregated?from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z&metric=tokens";
 
@@ -60,4 +60,28 @@ async fn forged_and_foreign_tokens_are_refused() {
         assert_eq!(answer.detail(), "the token is not valid, or no longer", "{why}");
     }
     assert_eq!(ask(&api, &good).await.status.as_u16(), 200);
+}
+
+/// While nobody knows whose tokens are right, that is no fault of theirs; what is no token is 401 as ever.
+#[tokio::test]
+async fn without_the_issuers_keys_nobody_is_judged() {
+    let nobody = KeysUrl::new(
+        "http://127.0.0.1:1/keys",
+        false,
+        &usage_service::transport::TlsFiles::default(),
+        std::time::Duration::from_secs(300),
+    )
+    .unwrap();
+    let verifier = TokenVerifier::from_url(nobody, DEFAULT_ISSUER, DEFAULT_AUDIENCE);
+    let api = Harness::with(Setup { verifier, ..Setup::default() });
+    let answer = ask(&api, &bearer(api.tenant, Scopes::all())).await;
+    answer.problem(503, "unavailable");
+    assert_eq!(answer.header("retry-after"), "5");
+    ask(&api, "Bearer abc").await.problem(401, "unauthenticated");
+    ask(&api, "Basic abc").await.problem(401, "unauthenticated");
+    assert_eq!(api.memory.calls(), 0);
+    let health = Request::get("/health/ready").body(Body::empty()).unwrap();
+    let answer = api.send(health).await;
+    assert_eq!(answer.status.as_u16(), 503);
+    assert!(answer.json()["failing"]["token_keys"].is_string(), "{}", answer.text);
 }

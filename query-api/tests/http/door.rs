@@ -382,7 +382,10 @@ async fn readiness_names_its_components_and_fails_without_decisions() {
     };
     let (status, json, _) = ready(&harness(Policy::Deny)).await;
     assert_eq!(status, 200, "{json}");
-    assert_eq!(json["checks"], json!(["control_database", "policy", "storage", "types_registry"]));
+    assert_eq!(
+        json["checks"],
+        json!(["control_database", "policy", "storage", "token_keys", "types_registry"])
+    );
     for policy in [Policy::Unavailable, Policy::Invalid] {
         let (status, json, text) = ready(&harness(policy)).await;
         assert_eq!((status, &json["failing"]), (503, &json!({"policy": "it can't decide at present"})));

@@ -60,6 +60,7 @@ async fn tenants_and_tokens_have_limits_of_their_own_over_all_instances() {
         refused.problem(429, kinds::RATE_LIMITED.slug);
         assert!(refused.header("retry-after").parse::<u64>().unwrap() > 0);
         assert!(refused.detail().contains("api.token"), "{}", refused.text);
+        assert_eq!(refused.json()["violated-policies"], serde_json::json!(["api.token"]));
         // The tenant's third, then none: whatever the token may, it is counted before it is looked at.
         assert_eq!(ask(&instances[1], &other).await.status, 403);
         assert!(ask(&instances[1], &other).await.detail().contains("api.tenant"));
@@ -136,7 +137,14 @@ fn problem_types_are_those_of_the_crate() {
 }
 
 fn meter(name: &str, period: &str, limit: Option<i64>) -> MeterConfig {
-    MeterConfig { name: name.to_owned(), period: period.to_owned(), zone: None, limit }
+    MeterConfig {
+        name: name.to_owned(),
+        period: period.to_owned(),
+        zone: None,
+        anchor: None,
+        every_months: None,
+        limit,
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! The process as a whole: configuration, both listeners, a stop.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use secrecy::ExposeSecret as _;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use crate::memory::record;
 use crate::real::Databases;
-use crate::support::{bearer, keys};
+use crate::support::{bearer, keys, token};
 
 pub struct Process {
     pub child: Child,
@@ -23,12 +24,16 @@ pub struct Process {
 }
 
 pub fn command(directory: &Path, databases: &Databases) -> Command {
+    command_with(directory, databases, &format!("key_file = {:?}", keys().jwks))
+}
+
+/// With these settings in the section `auth`.
+fn command_with(directory: &Path, databases: &Databases, auth: &str) -> Command {
     let file = directory.join("query-api.toml");
     let text = format!(
         "[api]\nlisten = \"127.0.0.1:0\"\ncursor_key = \"0123456789abcdef0123456789abcdef\"\n\
-         [auth]\nkey_file = {:?}\n[clickhouse]\nurl = {:?}\ndatabase = {:?}\nreader_password = {:?}\n\
+         [auth]\n{auth}\n[clickhouse]\nurl = {:?}\ndatabase = {:?}\nreader_password = {:?}\n\
          [control_database]\nurl = {:?}\n[telemetry]\nlisten = \"127.0.0.1:0\"\nformat = \"json\"\n",
-        keys().jwks,
         databases.clickhouse.url,
         databases.clickhouse.database,
         databases.clickhouse.reader_password.expose_secret(),
@@ -56,6 +61,10 @@ impl Process {
         for setting in set {
             command.args(["--set", setting]);
         }
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, log }
@@ -198,6 +207,7 @@ async fn a_running_process_limits_each_tenant() {
     }
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(problem["status"], 429);
+    assert_eq!(problem["violated-policies"], serde_json::json!(["api.tenant"]));
     assert!(problem["type"].as_str().unwrap().ends_with("usage/rate-limited"), "{body}");
     assert!(ask(other).await.0.starts_with("HTTP/1.1 200"));
     process.child.kill().await.unwrap();
@@ -265,6 +275,74 @@ async fn a_running_process_answers_within_the_policies_of_its_folder() {
     databases.drop().await;
 }
 
+/// An issuer that comes late and rotates its keys: the process waits for it, and never needs a restart.
+#[tokio::test]
+async fn a_running_process_follows_the_keys_of_its_issuer() {
+    let databases = Databases::create().await;
+    let directory = tempfile::tempdir().unwrap();
+    let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = usage_access::generate_key_pair(first.path()).map(|files| (first, files)).unwrap();
+    let second = usage_access::generate_key_pair(second.path()).map(|files| (second, files)).unwrap();
+    let published: Arc<Mutex<Option<PathBuf>>> = Arc::default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/keys", listener.local_addr().unwrap());
+    let answer = published.clone();
+    let router = axum::Router::new().route(
+        "/keys",
+        axum::routing::get(async move || match answer.lock().unwrap().as_ref() {
+            Some(path) => Ok(std::fs::read(path).unwrap()),
+            None => Err(axum::http::StatusCode::SERVICE_UNAVAILABLE),
+        }),
+    );
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+
+    let mut process =
+        Process::spawn(command_with(directory.path(), &databases, &format!("jwks_url = {url:?}")));
+    let telemetry = process.address("serving health and metrics").await;
+    let api = process.address("serving the API").await;
+    let tenant = Uuid::new_v4();
+    let ask = async |files: &usage_access::KeyFiles| {
+        let token = format!("Bearer {}", token(&files.signing, tenant, Scopes::all()));
+        exchange(api, "/v1/usage/types", Some(&token)).await
+    };
+    let (head, body) = ask(&first.1).await;
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 5"), "{head}\n{body}");
+    // What readiness said before the first look at the issuer is repeated for a moment.
+    let told = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            let (status, body) = get(telemetry, "/health/ready", None).await;
+            assert!(status == 503 && body.contains("token_keys"), "{body}");
+            if body.contains("answered with status 503") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    });
+    told.await.expect("readiness says what the issuer answers");
+
+    *published.lock().unwrap() = Some(first.1.jwks.clone());
+    ready(telemetry).await;
+    assert!(ask(&first.1).await.0.starts_with("HTTP/1.1 200"));
+    let (head, _) = ask(&second.1).await;
+    assert!(head.starts_with("HTTP/1.1 401") && head.contains("error=\"invalid_token\""), "{head}");
+
+    *published.lock().unwrap() = Some(second.1.jwks.clone());
+    // Not sooner than 10 s after the last look for an unknown key.
+    let rotated = tokio::time::timeout(Duration::from_secs(60), async {
+        while !ask(&second.1).await.0.starts_with("HTTP/1.1 200") {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    });
+    rotated.await.expect("the new key is known without a restart");
+    assert!(ask(&first.1).await.0.starts_with("HTTP/1.1 401"), "the old one is withdrawn");
+    let (_, metrics) = get(telemetry, "/metrics", None).await;
+    for status in ["success", "failure"] {
+        assert!(metrics.contains(&format!("auth_key_reads_total{{status=\"{status}\"}}")), "{metrics}");
+    }
+    process.child.kill().await.unwrap();
+    databases.drop().await;
+}
+
 #[tokio::test]
 async fn policies_that_can_not_be_read_keep_the_process_from_starting() {
     let databases = Databases::create().await;
@@ -292,6 +370,7 @@ async fn the_configuration_is_shown_without_secrets_and_checked() {
         ("api.cursor_key=short", "api.cursor_key"),
         ("api.listn=127.0.0.1:0", "api.listen"),
         ("limits.storage_timeout=fast", "limits.storage_timeout"),
+        ("auth.jwks_url=https://issuer.example.com/keys", "either auth.key_file or auth.jwks_url"),
     ] {
         let refused = command(directory.path(), &databases)
             .args(["--check-config", "--set", set])

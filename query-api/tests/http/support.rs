@@ -44,6 +44,7 @@ pub struct Setup {
     pub rates: RateLimitLayer,
     pub allowances: Option<Arc<Allowances>>,
     pub policy: Arc<Scripted>,
+    pub verifier: TokenVerifier,
 }
 
 impl Default for Setup {
@@ -57,6 +58,7 @@ impl Default for Setup {
             rates: RateLimitLayer::new(),
             allowances: None,
             policy: Arc::default(),
+            verifier: TokenVerifier::from_file(&keys().jwks, DEFAULT_ISSUER, DEFAULT_AUDIENCE).unwrap(),
         }
     }
 }
@@ -226,10 +228,10 @@ pub fn router(setup: Setup, reader: Arc<dyn Reader>, registry: Arc<dyn Registry>
     let store = Store::new("memory", reader, setup.bounds);
     let policy: Arc<dyn PolicyDecisionPoint> = setup.policy;
     let health = Health::new(Telemetry::detached());
-    watch(&health, &store, &catalog, &policy);
-    let verifier = TokenVerifier::from_file(&keys().jwks, DEFAULT_ISSUER, DEFAULT_AUDIENCE).unwrap();
+    let verifier = Arc::new(setup.verifier);
+    watch(&health, &verifier, &store, &catalog, &policy);
     let app = App {
-        verifier: Arc::new(verifier),
+        verifier,
         policy,
         store,
         catalog,
