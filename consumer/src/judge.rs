@@ -10,7 +10,7 @@ use std::sync::Arc;
 use usage_control::{Attribution, Quotas};
 use usage_schemas::codec::{DecodeError, Decoder};
 use usage_schemas::partition::partition_of;
-use usage_schemas::{Bounds, Kind, Reason, RecordRef, Timestamp, ids, names, validate};
+use usage_schemas::{Bounds, CompiledType, Reason, RecordRef, Timestamp, ids, names, validate};
 use uuid::Uuid;
 
 use crate::attribution::Permissions;
@@ -27,7 +27,7 @@ pub struct Registry {
     /// Grows with each reading, by when it began.
     pub reading: u64,
     pub keys: SourceKeys,
-    pub types: HashMap<String, Kind>,
+    pub types: HashMap<String, Arc<CompiledType>>,
     /// Whose usage sources emit, where it was said.
     pub sources: HashMap<String, Attribution>,
 }
@@ -148,11 +148,9 @@ impl Judge {
         validate::validate(&record, &self.bounds, Timestamp::from_micros(at))
             .map_err(|invalid| Refusal::new(invalid.reason, invalid.to_string()))?;
         match self.registry.types.get(record.metric) {
-            Some(kind) if *kind == record.kind => {}
-            Some(kind) => {
-                let error = format!("kind: the usage type is a {}", kind.as_str());
-                return Err(Refusal::by_registry(Reason::SchemaViolation, error));
-            }
+            Some(usage_type) => usage_type
+                .check(&record)
+                .map_err(|violation| Refusal::by_registry(Reason::SchemaViolation, violation.to_string()))?,
             None => return Err(Refusal::by_registry(Reason::UnknownUsageType, "metric: not registered")),
         }
         let content_hash = ids::content_hash(&record);
@@ -234,11 +232,13 @@ fn check_id(record: &RecordRef<'_>) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use usage_schemas::codec::Encoder;
-    use usage_schemas::{Quantity, UsageRecord};
+    use usage_schemas::{Kind, Quantity, Rules, UsageRecord};
 
     use super::*;
     use crate::message::OwnedMessage;
-    use crate::testing::{NOW, SOURCE, TENANTS, judge, marker, record, sealed, signed, with_headers};
+    use crate::testing::{
+        NOW, SOURCE, TENANTS, judge, marker, record, register, sealed, signed, with_headers,
+    };
 
     const PLACE: Place = Place { partition: 0, count: 1 };
 
@@ -314,6 +314,36 @@ mod tests {
             r.record_id = Uuid::from_u128(0x0188_4b5e_0000_7000_8000_0000_0000_0001);
         });
         assert_eq!(reason(&sampled, PLACE), None);
+    }
+
+    #[test]
+    fn a_record_is_held_against_the_rules_of_its_time() {
+        let mut judge = judge();
+        let registry = Arc::get_mut(&mut judge.registry).unwrap();
+        registry.types.remove("llm.tokens");
+        let most = |units| Rules { max: Some(Quantity::from_unscaled(units).unwrap()), ..Rules::default() };
+        // Version 2 begins a second after NOW.
+        for rules in [most(5), most(7)] {
+            register(registry, "llm.tokens", Kind::Counter, rules);
+        }
+        let second = 1_000_000;
+        for (units, after, error) in [
+            (5, 0, None),
+            (6, second - 1, Some("value: is greater than the maximum (version 1 of the usage type)")),
+            (7, second, None),
+            (8, second, Some("value: is greater than the maximum (version 2 of the usage type)")),
+        ] {
+            let timestamp = Timestamp::from_micros(NOW * 1_000 + after);
+            let message = signed(1, &UsageRecord { timestamp, ..record(tenant(), "key", units) });
+            match judge.judge(&message.envelope(), PLACE) {
+                Verdict::Record { .. } => assert_eq!(error, None, "{units}"),
+                Verdict::Refused(refusal) => {
+                    assert_eq!((refusal.reason, refusal.by_registry), (Reason::SchemaViolation, true));
+                    assert_eq!(Some(refusal.error.as_str()), error, "{units}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

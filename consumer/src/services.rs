@@ -1,8 +1,9 @@
 //! What the work beside the owner's thread uses.
 
+use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -10,6 +11,7 @@ use tokio::sync::Semaphore;
 use usage_access::policy::PolicyDecisionPoint;
 use usage_control::{Control, ControlError};
 use usage_schemas::codec::Decoder;
+use usage_schemas::{CompiledType, UsageType};
 use usage_service::error_chain::error_chain;
 use usage_service::metric_names;
 use usage_service::retry::Backoff;
@@ -43,6 +45,8 @@ pub struct Services {
     pub retry_max: Duration,
     /// Readings of the registry that were begun.
     readings: AtomicU64,
+    /// Those of the last reading: few change from one to the next.
+    types: Mutex<HashMap<String, Arc<CompiledType>>>,
 }
 
 impl Services {
@@ -69,6 +73,7 @@ impl Services {
             metadata_limit,
             retry_max,
             readings: AtomicU64::new(0),
+            types: Mutex::default(),
         }
     }
 
@@ -84,7 +89,7 @@ impl Services {
         let (types, keys, sources) =
             tokio::try_join!(control.usage_types(), control.source_keys(), control.sources())?;
         let mut registry = Registry { reading, ..Registry::default() };
-        registry.types.extend(types.into_iter().map(|usage_type| (usage_type.name, usage_type.kind)));
+        registry.types = self.compiled(types);
         registry.sources.extend(sources.into_iter().map(|source| (source.name, source.attribution)));
         for key in keys {
             registry.keys.add(
@@ -96,6 +101,22 @@ impl Services {
             );
         }
         Ok(registry)
+    }
+
+    /// Makes types ready for judging; one that can't be refuses its records, under an alarm, and keeps no other from being judged.
+    fn compiled(&self, types: Vec<UsageType>) -> HashMap<String, Arc<CompiledType>> {
+        let mut known = self.types.lock().expect("not poisoned");
+        let compile = |usage_type: UsageType| match known.get(&usage_type.name) {
+            Some(known) if *known.usage_type() == usage_type => known.clone(),
+            _ => Arc::new(CompiledType::new(usage_type.clone()).unwrap_or_else(|error| {
+                tracing::error!(error = %error, "records of a usage type are refused");
+                CompiledType::refusing(usage_type)
+            })),
+        };
+        let types = types.into_iter().map(|usage_type| (usage_type.name.clone(), compile(usage_type)));
+        let types: HashMap<_, _> = types.collect();
+        known.clone_from(&types);
+        types
     }
 }
 

@@ -7,7 +7,10 @@ use rdkafka::message::{Header, OwnedHeaders};
 use usage_control::Attribution;
 use usage_schemas::codec::{Decoder, Encoder};
 use usage_schemas::signature::SigningKey;
-use usage_schemas::{Bounds, Kind, Marker, Quantity, Timestamp, UsageRecord, ids, names};
+use usage_schemas::{
+    Bounds, CompiledType, Kind, Marker, Quantity, Rules, Timestamp, TypeVersion, UsageRecord, UsageType, ids,
+    names,
+};
 use uuid::Uuid;
 
 use crate::attribution::{Allowed, Permission, Permissions};
@@ -39,8 +42,8 @@ pub fn permission(tenant_id: Uuid, allowed: Allowed) -> Permission {
 pub fn judge() -> Judge {
     let mut registry = Registry::default();
     registry.keys.add(SOURCE, "k1", KEY, 0, None);
-    registry.types.insert("llm.tokens".into(), Kind::Counter);
-    registry.types.insert("vm.memory".into(), Kind::Gauge);
+    register(&mut registry, "llm.tokens", Kind::Counter, Rules::default());
+    register(&mut registry, "vm.memory", Kind::Gauge, Rules::default());
     registry.sources.insert(SOURCE.into(), Attribution::AnyTenant);
     let tenants = TENANTS.into_iter().chain((1..256).map(Uuid::from_u128));
     let permissions: Vec<_> = tenants.map(|tenant| permission(tenant, Allowed::Everything)).collect();
@@ -51,6 +54,24 @@ pub fn judge() -> Judge {
         quotas: Arc::default(),
         permissions: Permissions::of(&permissions, Instant::now()),
     }
+}
+
+/// Adds a version to a usage type: version 1, or version n from n - 1 seconds after `NOW` on.
+pub fn register(registry: &mut Registry, name: &str, kind: Kind, rules: Rules) {
+    let mut versions =
+        registry.types.get(name).map(|found| found.usage_type().versions.clone()).unwrap_or_default();
+    let count = i32::try_from(versions.len()).unwrap();
+    versions.push(TypeVersion {
+        version: count + 1,
+        valid_from: (count > 0).then(|| Timestamp::from_micros((NOW + i64::from(count) * 1_000) * 1_000)),
+        kind,
+        unit: "1".into(),
+        description: None,
+        rules,
+        created_at: Timestamp::from_micros(0),
+    });
+    let compiled = CompiledType::new(UsageType { name: name.into(), versions }).unwrap();
+    registry.types.insert(name.into(), Arc::new(compiled));
 }
 
 pub fn record(tenant: Uuid, key: &str, units: i64) -> UsageRecord {

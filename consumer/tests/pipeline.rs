@@ -177,9 +177,7 @@ async fn a_type_is_refused_until_it_is_registered_and_known_at_once_then() {
     };
     pipeline.send_records(&[with_type("early")]).await;
     eventually("it is refused", || async { pipeline.dead_letters().await.len() == 1 }).await;
-    let new =
-        NewUsageType { name: "mail.sent".into(), kind: Kind::Counter, unit: "1".into(), description: None };
-    pipeline.control.register_type(&new).await.unwrap();
+    pipeline.control.register_type(&NewUsageType::new("mail.sent", Kind::Counter, "1")).await.unwrap();
     let late = with_type("late");
     pipeline.send_records(std::slice::from_ref(&late)).await;
     eventually("it is kept", || async { pipeline.stored(tenant).await.len() == 1 }).await;

@@ -7,6 +7,7 @@ mod error;
 mod quota;
 mod record;
 mod row;
+mod types_registry;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,9 @@ pub use error::EmitError;
 pub use quota::{InvalidQuota, QUOTA_TABLE, QuotaStatus, SourceQuota};
 pub use record::NewRecord;
 pub use row::{OutboxRow, OutboxTable, OutboxTransaction};
+pub use types_registry::{
+    Freshness, HttpRegistryError, Listed, QueryApi, RememberedTypes, TokenSource, TypesList,
+};
 
 use builder::{Policy, Types};
 use quota::{Quotas, SourceCounter};

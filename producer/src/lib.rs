@@ -18,4 +18,5 @@ pub use client::{
     BuildError, EmitAuthorization, EmitError, InvalidQuota, NewRecord, OutboxRow, OutboxTable,
     OutboxTransaction, QuotaStatus, ScopedCollector, SourceQuota, UsageCollector, UsageCollectorBuilder,
 };
+pub use client::{Freshness, QueryApi, RememberedTypes, TokenSource};
 pub use waker::Waker;

@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
+use usage_schemas::strict_json::Strict;
 use usage_service::problem::{Problem, kinds};
 
 use crate::failure::Failure;
@@ -90,8 +91,8 @@ impl<'de> Visitor<'de> for Object {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Members, M::Error> {
         let mut members = Vec::new();
-        while let Some(member) = map.next_entry()? {
-            members.push(member);
+        while let Some(name) = map.next_key()? {
+            members.push((name, map.next_value_seed(Strict)?));
         }
         Ok(members)
     }
@@ -146,7 +147,18 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_not_one_object_is_refused() {
-        for body in ["", "null", "[]", "\"a\"", "{", "{\"a\":1,}", "{}{}", "{'a':1}", "{\"a\":\u{7f}}"] {
+        for body in [
+            "",
+            "null",
+            "[]",
+            "\"a\"",
+            "{",
+            "{\"a\":1,}",
+            "{}{}",
+            "{'a':1}",
+            "{\"a\":\u{7f}}",
+            "{\"a\":[{\"b\":1,\"b\":2}]}",
+        ] {
             assert_eq!(status("application/json", body).await, 400, "{body}");
         }
     }

@@ -15,6 +15,7 @@ pub mod config;
 pub mod csv;
 pub mod cursor;
 pub mod decimal;
+pub mod etag;
 pub mod failure;
 pub mod filters;
 pub mod grant;

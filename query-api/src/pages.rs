@@ -230,7 +230,7 @@ impl Pages {
             return None;
         }
         let metric = key.metric.as_ref().or(self.query.filters.metrics.first())?;
-        Some(self.types.get(metric)?.unit.clone())
+        Some(self.types.get(metric)?.newest().unit.clone())
     }
 }
 

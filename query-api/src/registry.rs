@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use usage_control::{Completeness, Control, ControlError, NewUsageType, Registration, UsageType};
+use usage_control::{Completeness, Control, ControlError, NewUsageType, Registration};
+use usage_schemas::UsageType;
 use usage_service::fail_point;
 use usage_storage::PartitionCounts;
 

@@ -129,8 +129,7 @@ impl Pipeline {
         control.migrate().await.expect("the control database is migrated");
         control.init_partitions(partitions).await.expect("the count is recorded");
         for (name, kind) in [("llm.tokens", Kind::Counter), ("vm.memory", Kind::Gauge)] {
-            let new = NewUsageType { name: name.into(), kind, unit: "1".into(), description: None };
-            control.register_type(&new).await.expect("the type is registered");
+            control.register_type(&NewUsageType::new(name, kind, "1")).await.expect("the type is registered");
         }
         let key = SourceKey {
             source: SOURCE.into(),

@@ -40,7 +40,7 @@ pub use quotas::{LONGEST_WINDOW, Quota, QuotaRule, QuotaScope, Quotas};
 pub use retired::OutboxProgress;
 pub use source_keys::{Placed, Revoked, Rewrapped, SourceKey, SourceKeyInfo};
 pub use sources::{Attribution, Source};
-pub use types::{NewUsageType, Registration, UsageType};
+pub use types::{LEAD, NewUsageType, Registration, TypeFault};
 
 /// How long one call may take, with the wait for a connection, as this process sees it (a frozen server answers nothing).
 pub const CALL_WITHIN: Duration = Duration::from_secs(10);

@@ -6,7 +6,6 @@ use secrecy::ExposeSecret as _;
 use usage_control::testing::{TestDatabase, with_database};
 use usage_control::*;
 use usage_devstack::testing::control_database_url;
-use usage_schemas::Kind;
 use usage_service::config::DatabaseConfig;
 use uuid::Uuid;
 
@@ -22,10 +21,6 @@ where
         test(control, database).await;
     })
     .await;
-}
-
-fn tokens() -> NewUsageType {
-    NewUsageType { name: "llm.tokens".into(), kind: Kind::Counter, unit: "token".into(), description: None }
 }
 
 fn key(source: &str, key_id: &str, byte: u8) -> SourceKey {
@@ -69,89 +64,9 @@ async fn a_changed_migration_is_refused() {
 }
 
 #[tokio::test]
-async fn a_type_is_registered_once() {
-    with_control(|control, _| async move {
-        let created = match control.register_type(&tokens()).await.unwrap() {
-            Registration::Created(created) => created,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!((created.version, created.valid_from, created.kind), (1, None, Kind::Counter));
-        assert_eq!(control.register_type(&tokens()).await.unwrap(), Registration::Unchanged(created.clone()));
-        for other in [
-            NewUsageType { kind: Kind::Gauge, ..tokens() },
-            NewUsageType { unit: "byte".into(), ..tokens() },
-            NewUsageType { description: Some("what a model reads".into()), ..tokens() },
-        ] {
-            assert_eq!(
-                control.register_type(&other).await.unwrap(),
-                Registration::Different(created.clone())
-            );
-        }
-        assert_eq!(control.usage_type("llm.tokens").await.unwrap(), Some(created.clone()));
-        assert_eq!(control.usage_type("llm.token").await.unwrap(), None);
-        assert_eq!(control.usage_types().await.unwrap(), [created]);
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn of_many_registrations_at_once_one_creates() {
-    with_control(|control, _| async move {
-        let mut running = tokio::task::JoinSet::new();
-        for _ in 0..8 {
-            let control = control.clone();
-            running.spawn(async move { control.register_type(&tokens()).await.unwrap() });
-        }
-        let results = running.join_all().await;
-        let created = results.iter().filter(|result| matches!(result, Registration::Created(_))).count();
-        let unchanged = results.iter().filter(|result| matches!(result, Registration::Unchanged(_))).count();
-        assert_eq!((created, unchanged), (1, 7));
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn the_newest_version_is_given_and_names_ascend_by_bytes() {
-    with_control(|control, _| async move {
-        for name in ["b", "a.b", "a_b", "a-b", "a"] {
-            control.register_type(&NewUsageType { name: name.into(), ..tokens() }).await.unwrap();
-        }
-        sqlx::query(
-            "INSERT INTO usage_types (name, version, kind, unit, valid_from)
-             VALUES ('a', 2, 'gauge', 'byte', '2026-01-01T00:00:00Z')",
-        )
-        .execute(control.pool())
-        .await
-        .unwrap();
-        let types = control.usage_types().await.unwrap();
-        let names: Vec<_> = types.iter().map(|found| found.name.as_str()).collect();
-        assert_eq!(names, ["a", "a-b", "a.b", "a_b", "b"]);
-        assert_eq!((types[0].version, types[0].valid_from), (2, Some(1_767_225_600_000_000)));
-        assert_eq!(control.usage_type("a").await.unwrap().unwrap(), types[0]);
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn fields_that_break_their_bounds_are_named() {
     with_control(|control, _| async move {
         let long = "x".repeat(129);
-        for (new, field) in [
-            (NewUsageType { name: "Tokens".into(), ..tokens() }, "name"),
-            (NewUsageType { name: long.clone(), ..tokens() }, "name"),
-            (NewUsageType { unit: String::new(), ..tokens() }, "unit"),
-            (NewUsageType { unit: " token".into(), ..tokens() }, "unit"),
-            (NewUsageType { unit: long.clone(), ..tokens() }, "unit"),
-            (NewUsageType { unit: "a\nb".into(), ..tokens() }, "unit"),
-            (NewUsageType { description: Some("a\0b".into()), ..tokens() }, "description"),
-            (NewUsageType { description: Some("x".repeat(1_025)), ..tokens() }, "description"),
-        ] {
-            let error = control.register_type(&new).await.unwrap_err();
-            assert!(
-                matches!(&error, ControlError::Invalid { field: found, .. } if *found == field),
-                "{field}: {error:?}"
-            );
-        }
         for (bad, field) in [
             (SourceKey { source: "LLM".into(), ..key("llm", "1", 1) }, "source"),
             (SourceKey { key_id: String::new(), ..key("llm", "1", 1) }, "key_id"),
@@ -166,9 +81,7 @@ async fn fields_that_break_their_bounds_are_named() {
                 "{field}: {error:?}"
             );
         }
-        assert!(
-            control.usage_types().await.unwrap().is_empty() && control.sources().await.unwrap().is_empty()
-        );
+        assert!(control.sources().await.unwrap().is_empty());
     })
     .await;
 }

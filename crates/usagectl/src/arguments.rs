@@ -5,11 +5,12 @@ pub(crate) mod outbox;
 mod quota;
 mod sources;
 mod storage;
+mod types;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use usage_access::Scopes;
 use usage_service::config::Cli;
 use uuid::Uuid;
@@ -26,6 +27,7 @@ pub(crate) use sources::{
     Tenants,
 };
 pub(crate) use storage::{Restored, Storage, Verify};
+pub(crate) use types::{Kind, Types, TypesAdd, TypesShow};
 
 /// Operates the usage collector.
 ///
@@ -168,36 +170,6 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Types {
-    /// Registers a usage type; the same one again changes nothing
-    Add(TypesAdd),
-    /// Lists the usage types
-    List(List),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TypesAdd {
-    /// Name, as in the records' `metric`
-    #[arg(value_name = "NAME", value_parser = parse::name)]
-    pub name: String,
-    /// Whether values add up (counter) or are samples of a level (gauge)
-    #[arg(long)]
-    pub kind: Kind,
-    /// What a value of 1 is, e.g. token, second, byte
-    #[arg(long)]
-    pub unit: String,
-    /// For people
-    #[arg(long)]
-    pub description: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Kind {
-    Counter,
-    Gauge,
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
     /// Makes an Ed25519 key pair: signing.pem and jwks.json; keys that are there stay
     Generate {
@@ -295,6 +267,13 @@ mod tests {
             ("quota remove", "SOURCE"),
             ("types add tokens --kind sum --unit token", "--kind"),
             ("types add tokens --kind counter", "--unit"),
+            ("types add tokens --kind counter --unit x --version two", "--version"),
+            ("types add tokens --kind counter --unit x --version 2 --valid-from soon", "--valid-from"),
+            ("types add tokens --kind counter --unit x --rules [1]", "--rules"),
+            (r#"types add tokens --kind counter --unit x --rules {"most":"1"}"#, "most"),
+            (r#"types add tokens --kind counter --unit x --rules {"min":"1","min":"2"}"#, "twice"),
+            ("types add tokens --kind counter --unit x --rules @no-such-file", "no-such-file"),
+            ("types show Tokens", "NAME"),
             ("keys generate", "--dir"),
             ("topic create", "topics"),
             ("dead-letters list --reason conflct", "did you mean conflict?"),

@@ -55,8 +55,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::SourceKey(SourceKeys::Rewrap) => source_key::rewrap(&config).await,
         Command::Gaps(Gaps::List(options)) => gaps::list(&config, &options).await,
         Command::Gaps(Gaps::Accept(options)) => gaps::accept(&config, &options).await,
-        Command::Types(Types::Add(options)) => types::add(&config, options).await,
+        Command::Types(Types::Add(options)) => types::add(&config, *options).await,
         Command::Types(Types::List(options)) => types::list(&config, &options).await,
+        Command::Types(Types::Show(options)) => types::show(&config, &options).await,
         Command::Keys(Keys::Generate { dir }) => keys::generate(&dir),
         Command::Token(options) => keys::token(&config, options),
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use secrecy::SecretSlice;
 use usage_access::{Scope, Scopes};
-use usage_schemas::{Reason, Timestamp};
+use usage_schemas::{Reason, Rules, Timestamp, strict_json};
 use uuid::Uuid;
 
 pub(crate) fn name(text: &str) -> Result<String, String> {
@@ -66,6 +66,21 @@ pub(crate) fn time(text: &str) -> Result<i64, String> {
     Timestamp::parse(text)
         .map(Timestamp::micros)
         .map_err(|error| format!("{error}, e.g. 2026-01-31T00:00:00Z"))
+}
+
+pub(crate) fn timestamp(text: &str) -> Result<Timestamp, String> {
+    time(text).map(Timestamp::from_micros)
+}
+
+/// The rules of a usage type, or `@` and a file that has them.
+pub(crate) fn rules(text: &str) -> Result<Rules, String> {
+    let json = match text.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?,
+        None => text.to_owned(),
+    };
+    // A member that stands twice would be lost silently.
+    strict_json::parse(&json).map_err(|error| error.to_string())?;
+    Rules::from_text(&json).map_err(|error| error.to_string())
 }
 
 /// A key in hex, at least 16 bytes. The message never repeats the text.

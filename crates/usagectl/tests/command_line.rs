@@ -294,6 +294,56 @@ async fn usage_types() {
             (Some("llm.tokens"), Some("counter"), true)
         );
         assert!(place.done(&["types", "list"]).contains("llm.tokens"));
+
+        let second = |from: &'static str, max: &'static str| {
+            [
+                "types",
+                "add",
+                "llm.tokens",
+                "--kind",
+                "counter",
+                "--unit",
+                "token",
+                "--version",
+                "2",
+                "--valid-from",
+                from,
+                "--rules",
+                max,
+            ]
+        };
+        let (code, error) = place.failed(&second("2026-01-01T00:00:00Z", r#"{"max":"-1"}"#));
+        assert!(code == 2 && error.contains("--rules") && error.contains("/max"), "{error}");
+        let (code, error) = place.failed(&second("2026-01-01T00:00:00Z", r#"{"max":"5"}"#));
+        assert!(code == 1 && error.contains("valid_from: must lie at least 10 minutes from now"), "{error}");
+        let version = second("2199-01-01T00:00:00Z", r#"{"max":"5.0"}"#);
+        assert!(place.done(&version).contains("registered version 2 of llm.tokens"));
+        assert!(place.done(&version).contains("already"));
+        let (code, error) = place.failed(&second("2199-01-01T00:00:00Z", r#"{"max":"6"}"#));
+        assert!(code == 1 && error.contains(r#"rules {"max":"5"}"#), "{error}");
+        let shown: serde_json::Value =
+            serde_json::from_str(&place.done(&["types", "show", "llm.tokens", "--json"])).unwrap();
+        let field = |version: usize, name: &str| shown[version][name].clone();
+        assert_eq!(
+            (
+                field(0, "version"),
+                field(0, "valid_from"),
+                field(0, "rules"),
+                field(1, "valid_from"),
+                field(1, "name")
+            ),
+            (
+                2.into(),
+                "2199-01-01T00:00:00.000000Z".into(),
+                serde_json::json!({"max": "5"}),
+                serde_json::Value::Null,
+                "llm.tokens".into()
+            )
+        );
+        assert!(place.done(&["types", "show", "llm.tokens"]).contains("all times"));
+        assert!(place.done(&["types", "list"]).contains(r#"{"max":"5"}"#));
+        let (code, error) = place.failed(&["types", "show", "llm.token"]);
+        assert!(code == 1 && error.contains("no usage type"), "{error}");
     })
     .await;
 }

@@ -89,7 +89,8 @@ impl UsageCollectorBuilder {
         self
     }
 
-    /// Who knows the usage types, asked by `authorize_emit` only. Give it a memory, or each authorization is a question.
+    /// Who knows the usage types, asked by `authorize_emit` only. Give it a memory, or each authorization is a question:
+    /// [`super::RememberedTypes`] over [`super::QueryApi`].
     #[must_use]
     pub fn types(mut self, registry: Arc<dyn TypesRegistry>) -> Self {
         self.types = Some(Types::Asked(registry));

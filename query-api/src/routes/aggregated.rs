@@ -84,7 +84,7 @@ fn same_unit(query: &AggregatedQuery, types: &Types) -> Result<(), Failure> {
         return Ok(());
     }
     let units: std::collections::BTreeSet<_> =
-        metrics.iter().filter_map(|metric| types.get(metric)).map(|found| &found.unit).collect();
+        metrics.iter().filter_map(|metric| types.get(metric)).map(|found| &found.newest().unit).collect();
     if units.len() <= 1 {
         return Ok(());
     }

@@ -1,45 +1,41 @@
 //! `POST /v1/usage/types`, `GET /v1/usage/types`, `GET /v1/usage/types/{name}`
 
+mod body;
+
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Serialize;
-use serde_json::Value;
-use usage_control::{ControlError, NewUsageType, Registration, UsageType};
-use usage_schemas::{Kind, Timestamp};
-use usage_service::problem::{Problem, kinds};
+use usage_control::{NewUsageType, Registration};
+use usage_schemas::{TypeVersion, UsageType};
+use usage_service::problem::Problem;
 
-use super::{json, no_parameters, registered};
+use super::{internal, json, no_parameters, registered};
 use crate::accept::{Format, negotiate};
 use crate::auth::Caller;
-use crate::body::{Members, object, pointer};
+use crate::body::object;
+use crate::etag::tagged;
 use crate::failure::Failure;
 use crate::grant::Named;
-use crate::hints::nearest;
 use crate::state::App;
 
-const MEMBERS: [&str; 4] = ["name", "kind", "unit", "description"];
-
-/// A usage type in an answer.
+/// A usage type in an answer: its newest version, and all of them, newest first.
 #[derive(Serialize)]
 struct JsonType<'a> {
     name: &'a str,
-    kind: &'static str,
-    unit: &'a str,
-    description: Option<&'a str>,
-    created_at: String,
+    #[serde(flatten)]
+    newest: &'a TypeVersion,
+    versions: Vec<&'a TypeVersion>,
 }
 
 impl<'a> JsonType<'a> {
     fn new(usage_type: &'a UsageType) -> Self {
         Self {
             name: &usage_type.name,
-            kind: usage_type.kind.as_str(),
-            unit: &usage_type.unit,
-            description: usage_type.description.as_deref(),
-            created_at: Timestamp::from_micros(usage_type.created_at).to_string(),
+            newest: usage_type.newest(),
+            versions: usage_type.versions.iter().rev().collect(),
         }
     }
 }
@@ -47,6 +43,11 @@ impl<'a> JsonType<'a> {
 #[derive(Serialize)]
 struct Answer<'a> {
     data: Vec<JsonType<'a>>,
+}
+
+fn with_tag(request: &HeaderMap, value: &impl Serialize) -> Result<Response, Failure> {
+    let body = serde_json::to_vec(value).map_err(|error| internal(&error))?;
+    Ok(tagged(request, Format::Json.content_type(), body))
 }
 
 /// All registered types that the caller may see, ascending by name.
@@ -61,7 +62,7 @@ pub async fn list(
     no_parameters(raw.as_deref())?;
     let types = app.catalog.types().await?;
     let visible = types.values().filter(|found| grant.has_metric(&found.name));
-    json(&Answer { data: visible.map(JsonType::new).collect() })
+    with_tag(&headers, &Answer { data: visible.map(JsonType::new).collect() })
 }
 
 /// One registered type.
@@ -79,12 +80,13 @@ pub async fn get(
     grant.metric(&name[0])?;
     let types = registered(&app.catalog, &grant, "name", &name).await?;
     match types.get(&name[0]) {
-        Some(found) => json(&JsonType::new(found)),
+        Some(found) => with_tag(&headers, &JsonType::new(found)),
         None => Err(Problem::not_found("no usage type has this name").into()),
     }
 }
 
-/// Registers a type: 201 if it is new, 200 if it is registered just so, 409 if the name is taken by another content.
+/// Registers a version of a type: 201 if it is new, 200 if it is registered just so, 409 if it is registered with other content or
+/// can't follow the version before it.
 pub async fn post(
     State(app): State<App>,
     caller: Caller,
@@ -95,96 +97,41 @@ pub async fn post(
     let grant = caller.may(&app, Named::NOTHING).await?;
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
-    let new = read(object(&headers, body, app.limits.body_bytes).await?)?;
+    let new = body::read(object(&headers, body, app.limits.body_bytes).await?)?;
     grant.metric(&new.name)?;
-    let registration = app.catalog.register(&new).await?;
-    let status = match &registration {
-        Registration::Created(_) => StatusCode::CREATED,
-        Registration::Unchanged(_) => StatusCode::OK,
-        Registration::Different(found) => return Err(different(&new, found)),
+    let (status, found) = match app.catalog.register(&new).await? {
+        Registration::Created(created) => (StatusCode::CREATED, created),
+        Registration::Unchanged(found) => (StatusCode::OK, found),
+        Registration::Different(found) => return Err(different(&new, &found)),
+        Registration::CannotFollow(faults) => {
+            let problem = Problem::conflict(format!(
+                "version {} of the usage type `{}` can't follow what is registered",
+                new.version, new.name
+            ));
+            let fold = |problem: Problem, fault: usage_control::TypeFault| {
+                problem.with_pointer(fault.pointer, "cannot_follow", fault.detail)
+            };
+            return Err(faults.into_iter().fold(problem, fold).into());
+        }
     };
-    tracing::info!(tenant_id = %caller.tenant_id(), operation = "register_type", usage_type = new.name, status = status.as_u16(), "usage type");
-    let mut response = json(&JsonType::new(registration.usage_type()))?;
+    tracing::info!(tenant_id = %caller.tenant_id(), operation = "register_type", usage_type = new.name, version = new.version, status = status.as_u16(), "usage type");
+    let mut response = json(&JsonType::new(&found))?;
     *response.status_mut() = status;
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/usage/types/{}", new.name)) {
         response.headers_mut().insert(header::LOCATION, location);
     }
-    Ok(response.into_response())
-}
-
-/// Reads the members; every fault is told.
-fn read(members: Members) -> Result<NewUsageType, Failure> {
-    let mut problem = Problem::new(kinds::INVALID_BODY);
-    let (mut name, mut kind, mut unit, mut description) = (None, None, None, None);
-    for (member, value) in members {
-        let place = pointer(&member);
-        match (member.as_str(), value) {
-            ("name", Value::String(text)) => name = Some(text),
-            ("unit", Value::String(text)) => unit = Some(text),
-            ("description", Value::String(text)) => description = Some(text),
-            ("description", Value::Null) => {}
-            ("kind", Value::String(text)) => {
-                kind = [Kind::Counter, Kind::Gauge].into_iter().find(|kind| kind.as_str() == text);
-                if kind.is_none() {
-                    problem = problem.with_pointer(place, "unknown_value", "`counter` or `gauge`");
-                    // Told; not also missing.
-                    kind = Some(Kind::Counter);
-                }
-            }
-            (known, _) if MEMBERS.contains(&known) => {
-                problem = problem.with_pointer(place, "wrong_type", "the member must be a string");
-            }
-            (unknown, _) => {
-                let hint = match nearest(unknown, MEMBERS) {
-                    Some(nearest) => format!("unknown member, did you mean `{nearest}`?"),
-                    None => format!("unknown member. Known: {}", MEMBERS.join(", ")),
-                };
-                problem = problem.with_pointer(place, "unknown_member", hint);
-            }
-        }
-    }
-    for (member, missing) in [("name", name.is_none()), ("kind", kind.is_none()), ("unit", unit.is_none())] {
-        let place = pointer(member);
-        if missing
-            && !problem
-                .errors()
-                .iter()
-                .any(|error| error.place == usage_service::problem::Place::Pointer(place.clone()))
-        {
-            problem = problem.with_pointer(place, "missing", "the member is required");
-        }
-    }
-    // Each text is judged beside good ones, so that all faults are found.
-    let good =
-        NewUsageType { name: "a".to_owned(), kind: Kind::Counter, unit: "a".to_owned(), description: None };
-    let probes = [
-        name.clone().map(|name| NewUsageType { name, ..good.clone() }),
-        unit.clone().map(|unit| NewUsageType { unit, ..good.clone() }),
-        Some(NewUsageType { description: description.clone(), ..good }),
-    ];
-    for probe in probes.into_iter().flatten() {
-        if let Err(ControlError::Invalid { field, detail }) = probe.validate() {
-            problem = problem.with_pointer(pointer(field), "invalid", detail);
-        }
-    }
-    match (name, kind, unit) {
-        (Some(name), Some(kind), Some(unit)) if problem.errors().is_empty() => {
-            Ok(NewUsageType { name, kind, unit, description })
-        }
-        _ => {
-            let count = problem.errors().len();
-            let first = problem.errors().first().map(|error| error.detail.clone()).unwrap_or_default();
-            let detail = if count == 1 { first } else { format!("{count} members are not valid") };
-            Err(problem.with_detail(detail).into())
-        }
-    }
+    Ok(response)
 }
 
 fn different(new: &NewUsageType, found: &UsageType) -> Failure {
+    let newest = found.newest().version;
     let mut problem = Problem::conflict(format!(
-        "the usage type `{}` is registered with other content, and stays as it is",
-        found.name
+        "version {} of the usage type `{}` is registered with other content, and stays as it is; the next version is {}",
+        new.version,
+        found.name,
+        newest + 1
     ));
+    let Some(found) = found.version(new.version) else { return problem.into() };
     if new.kind != found.kind {
         problem = problem.with_pointer("/kind", "differs", format!("registered: {}", found.kind.as_str()));
     }
@@ -194,61 +141,22 @@ fn different(new: &NewUsageType, found: &UsageType) -> Failure {
     if new.description != found.description {
         problem = problem.with_pointer("/description", "differs", "registered with another description");
     }
+    if new.valid_from != found.valid_from {
+        let registered = found.valid_from.map_or_else(|| "none".to_owned(), |from| from.to_string());
+        problem = problem.with_pointer("/valid_from", "differs", format!("registered: {registered}"));
+    }
+    let rules = (&new.rules, &found.rules);
+    for (member, differs) in [
+        ("min", rules.0.min != rules.1.min),
+        ("max", rules.0.max != rules.1.max),
+        ("integer", rules.0.integer != rules.1.integer),
+        ("resource_types", rules.0.resource_types != rules.1.resource_types),
+        ("metadata", rules.0.metadata != rules.1.metadata),
+    ] {
+        if differs {
+            let detail = "registered with another rule";
+            problem = problem.with_pointer(format!("/rules/{member}"), "differs", detail);
+        }
+    }
     problem.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn members(value: Value) -> Members {
-        value.as_object().unwrap().iter().map(|(name, value)| (name.clone(), value.clone())).collect()
-    }
-
-    fn faults(value: Value) -> Vec<String> {
-        let failure = read(members(value)).unwrap_err();
-        let mut faults: Vec<_> = failure
-            .0
-            .errors()
-            .iter()
-            .map(|error| match &error.place {
-                usage_service::problem::Place::Pointer(place) => format!("{place}:{}", error.code),
-                other => format!("{other:?}"),
-            })
-            .collect();
-        faults.sort();
-        faults
-    }
-
-    #[test]
-    fn a_type_is_read() {
-        let new =
-            read(members(json!({"name": "tokens", "kind": "gauge", "unit": "token", "description": null})))
-                .unwrap();
-        assert_eq!(
-            new,
-            NewUsageType {
-                name: "tokens".to_owned(),
-                kind: Kind::Gauge,
-                unit: "token".to_owned(),
-                description: None
-            }
-        );
-    }
-
-    #[test]
-    fn every_fault_of_a_body_is_told() {
-        assert_eq!(faults(json!({})), ["/kind:missing", "/name:missing", "/unit:missing"]);
-        assert_eq!(
-            faults(json!({"name": "Tokens", "kind": "histogram", "unit": " x", "descripton": "d"})),
-            ["/descripton:unknown_member", "/kind:unknown_value", "/name:invalid", "/unit:invalid"]
-        );
-        assert_eq!(
-            faults(json!({"name": 1, "kind": "counter", "unit": null})),
-            ["/name:wrong_type", "/unit:wrong_type"]
-        );
-        assert_eq!(faults(json!({"name": "", "kind": "counter", "unit": "x"})), ["/name:invalid"]);
-    }
 }

@@ -60,9 +60,7 @@ async fn unknown_names_ask_again_but_not_at_every_request() {
 async fn a_type_registered_here_is_known_at_once() {
     let (catalog, _) = catalog(Duration::from_secs(60));
     catalog.types().await.unwrap();
-    let new =
-        NewUsageType { name: "new".to_owned(), kind: Kind::Gauge, unit: "x".to_owned(), description: None };
-    catalog.register(&new).await.unwrap();
+    catalog.register(&NewUsageType::new("new", Kind::Gauge, "x")).await.unwrap();
     assert!(catalog.types_with(&["new".to_owned()]).await.unwrap().contains_key("new"));
 }
 

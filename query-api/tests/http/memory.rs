@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use ethnum::I256;
 use tokio::sync::watch;
-use usage_control::{Completeness, NewUsageType, Registration, UsageType};
+use usage_control::{Completeness, NewUsageType, Registration};
 use usage_query_api::registry::{Registry, RegistryError};
-use usage_schemas::{Kind, Quantity};
+use usage_schemas::{Kind, Quantity, Timestamp, TypeVersion, UsageType};
 use usage_storage::{
     AggregateQuery, AggregateRow, PartitionCounts, RawQuery, Reader, RowKey, SourceWatermark, StatusFilter,
     StorageError, StoredRecord, WatermarkQuery, Windows,
@@ -299,8 +299,8 @@ impl MemoryRegistry {
 
     /// Registers a type behind the API's back, as another instance does.
     pub fn put(&self, name: &str, kind: Kind, unit: &str) {
-        let new = NewUsageType { name: name.to_owned(), kind, unit: unit.to_owned(), description: None };
-        lock(&self.types).insert(name.to_owned(), stored(&new));
+        let new = NewUsageType::new(name, kind, unit);
+        lock(&self.types).insert(name.to_owned(), added(None, &new));
     }
 
     async fn answers(&self) -> Result<(), RegistryError> {
@@ -314,16 +314,23 @@ impl MemoryRegistry {
     }
 }
 
-fn stored(new: &NewUsageType) -> UsageType {
-    UsageType {
-        name: new.name.clone(),
-        version: 1,
+/// The time of the database: 2026-01-01T00:00:00Z.
+const NOW: i64 = 1_767_225_600_000_000;
+
+/// The type with a further version.
+fn added(found: Option<&UsageType>, new: &NewUsageType) -> UsageType {
+    let version = TypeVersion {
+        version: new.version,
+        valid_from: new.valid_from,
         kind: new.kind,
         unit: new.unit.clone(),
         description: new.description.clone(),
-        valid_from: None,
-        created_at: 1_767_225_600_000_000,
-    }
+        rules: new.rules.clone(),
+        created_at: Timestamp::from_micros(NOW),
+    };
+    let mut versions = found.map(|found| found.versions.clone()).unwrap_or_default();
+    versions.push(version);
+    UsageType { name: new.name.clone(), versions }
 }
 
 #[async_trait]
@@ -337,15 +344,13 @@ impl Registry for MemoryRegistry {
     async fn register(&self, new: &NewUsageType) -> Result<Registration, RegistryError> {
         self.answers().await?;
         let mut types = lock(&self.types);
-        let wanted = stored(new);
-        Ok(match types.get(&new.name) {
-            Some(found) if *found == wanted => Registration::Unchanged(found.clone()),
-            Some(found) => Registration::Different(found.clone()),
-            None => {
-                types.insert(new.name.clone(), wanted.clone());
-                Registration::Created(wanted)
-            }
-        })
+        let found = types.get(&new.name);
+        if let Some(decided) = new.against(found, Timestamp::from_micros(NOW)) {
+            return Ok(decided);
+        }
+        let added = added(found, new);
+        types.insert(new.name.clone(), added.clone());
+        Ok(Registration::Created(added))
     }
 
     async fn partition_counts(&self) -> Result<PartitionCounts, RegistryError> {

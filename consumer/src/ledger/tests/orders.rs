@@ -1,7 +1,7 @@
 //! Any order of deliveries, closings, answers, writes and rewinds.
 
 use proptest::prelude::*;
-use usage_schemas::Kind;
+use usage_schemas::{Kind, Rules};
 
 use super::*;
 use crate::judge::Registry;
@@ -94,8 +94,9 @@ proptest! {
                     let mut registry = Registry::default();
                     registry.sources.insert("llm-gateway".into(), usage_control::Attribution::AnyTenant);
                     registry.keys.add("llm-gateway", "k1", crate::testing::KEY, 0, None);
-                    registry.types.insert("llm.tokens".into(), Kind::Counter);
-                    registry.types.insert("late.metric".into(), Kind::Counter);
+                    for metric in ["llm.tokens", "late.metric"] {
+                        crate::testing::register(&mut registry, metric, Kind::Counter, Rules::default());
+                    }
                     world.judge.registry = Arc::new(registry);
                 }
             }

@@ -58,7 +58,13 @@ fn a_permission_for_some_metrics_keeps_these_only() {
         signed(3, &other),
     ]);
     let mut registry = reregistered(&world, Attribution::AnyTenant);
-    Arc::get_mut(&mut registry).unwrap().types.insert("llm.calls".into(), usage_schemas::Kind::Counter);
+    let types = Arc::get_mut(&mut registry).unwrap();
+    crate::testing::register(
+        types,
+        "llm.calls",
+        usage_schemas::Kind::Counter,
+        usage_schemas::Rules::default(),
+    );
     world.judge.refresh(registry);
     world.policy.insert(PERMITTED, Allowed::Metrics(BTreeSet::from(["llm.tokens".to_string()])));
     world.drain();
