@@ -121,7 +121,7 @@ pub async fn run(
     if thread.join().is_err() {
         return Err(RunError::Panic);
     }
-    Ok(result.map_err(|_| RunError::Panic)??)
+    result.map_err(|_| RunError::Panic)?
 }
 
 fn add_checks(
