@@ -139,6 +139,11 @@ impl EmbeddedPolicies {
         Ok(Self { active: ArcSwap::from_pointee(Active { generation: 0, set }), folder: Some(folder) })
     }
 
+    /// The decision and the ids of the policies that made it, for operators: a caller must not learn them.
+    pub fn explain(&self, request: &PolicyRequest<'_>) -> (Decision, Vec<String>) {
+        self.active.load().set.explain(request)
+    }
+
     /// How many policies hold.
     pub fn policies(&self) -> usize {
         self.active.load().set.policies()

@@ -275,3 +275,28 @@ proptest! {
         }
     }
 }
+
+/// `cargo test -p usage-access --features cedar -- --ignored --nocapture what_decisions_cost`
+#[cfg(feature = "cedar")]
+#[tokio::test]
+#[ignore = "measures; the figures mean something on a quiet machine and in a release build only"]
+async fn what_decisions_cost() {
+    use crate::policy::EmbeddedPolicies;
+    const TIMES: u32 = 2_000;
+
+    let policies = EmbeddedPolicies::shipped().unwrap();
+    let context = SecurityContext { subject_id: Some(Uuid::from_u128(7)), ..caller() };
+    let request = PolicyRequest { metric: Some("calls"), source: Some("mail"), ..ask(&context) };
+    let start = std::time::Instant::now();
+    for _ in 0..TIMES {
+        policies.decide(&request).await.unwrap();
+    }
+    println!("decision of the shipped policies: {:?}", start.elapsed() / TIMES);
+    let cached = Cached::new(policies, LONG, 100);
+    cached.decide(&request).await.unwrap();
+    let start = std::time::Instant::now();
+    for _ in 0..TIMES {
+        cached.decide(&request).await.unwrap();
+    }
+    println!("hit: {:?}", start.elapsed() / TIMES);
+}

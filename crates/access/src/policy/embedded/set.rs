@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use cedar_policy::{Authorizer, EntityUid, PolicyId, PolicySet, ValidationMode, Validator};
+use cedar_policy::{
+    AuthorizationError, Authorizer, EntityUid, PolicyId, PolicySet, Response, ValidationMode, Validator,
+};
 use miette::Diagnostic;
 
 use super::annotations::{self, Bounds};
@@ -116,16 +118,36 @@ impl CheckedSet {
         self.policies.num_of_policies()
     }
 
-    /// Asks the policies. A policy that fails denies, whatever the others say: it might have been a `forbid`.
     pub fn decide(&self, request: &PolicyRequest<'_>) -> Decision {
-        let Some(question) = Question::new(self, request) else { return Decision::Deny };
-        let response = self.authorizer.is_authorized(&question.request, &self.policies, &question.entities);
+        self.ask(request).map_or(Decision::Deny, |response| self.decision(request, &response))
+    }
+
+    /// The decision, and the ids of the policies that made it: those that permit, those that forbid, or those that failed.
+    pub fn explain(&self, request: &PolicyRequest<'_>) -> (Decision, Vec<String>) {
+        let Some(response) = self.ask(request) else { return (Decision::Deny, Vec::new()) };
         let diagnostics = response.diagnostics();
-        if diagnostics.errors().next().is_some() {
-            for error in diagnostics.errors() {
-                let cedar_policy::AuthorizationError::PolicyEvaluationError(error) = error;
+        let failed: Vec<_> = diagnostics.errors().map(failed).map(ToString::to_string).collect();
+        let mut by = match failed.is_empty() {
+            true => diagnostics.reason().map(ToString::to_string).collect(),
+            false => failed,
+        };
+        by.sort();
+        (self.decision(request, &response), by)
+    }
+
+    fn ask(&self, request: &PolicyRequest<'_>) -> Option<Response> {
+        let question = Question::new(self, request)?;
+        Some(self.authorizer.is_authorized(&question.request, &self.policies, &question.entities))
+    }
+
+    /// A policy that fails denies, whatever the others say: it might have been a `forbid`.
+    fn decision(&self, request: &PolicyRequest<'_>, response: &Response) -> Decision {
+        let diagnostics = response.diagnostics();
+        let mut errors = diagnostics.errors().peekable();
+        if errors.peek().is_some() {
+            for policy in errors.map(failed) {
                 // Not the cause: it repeats ids of subjects.
-                tracing::error!(policy = %error.policy_id(), operation = request.action.as_str(), "a policy failed: denied");
+                tracing::error!(%policy, operation = request.action.as_str(), "a policy failed: denied");
             }
             return Decision::Deny;
         }
@@ -139,6 +161,11 @@ impl CheckedSet {
         // A permit without bounds can't be: then nothing is known about what it allows.
         permits.map_or(Decision::Deny, |permits| bounds::decide(permits, request))
     }
+}
+
+fn failed(error: &AuthorizationError) -> &PolicyId {
+    let AuthorizationError::PolicyEvaluationError(error) = error;
+    error.policy_id()
 }
 
 /// What a policy names must be something that can be met. A group that nothing is in would make a `forbid` that never forbids.

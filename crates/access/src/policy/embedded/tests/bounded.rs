@@ -121,7 +121,9 @@ fn a_group_that_only_policies_reach_by_name_is_seen() {
 fn a_forbid_goes_over_every_permit() {
     let set = set(
         r#"
+        @id("everything")
         permit (principal is Caller, action, resource);
+        @id("no-llm")
         forbid (principal, action, resource) when { context has source && context.source == Source::"llm" };
         "#,
         None,
@@ -130,6 +132,8 @@ fn a_forbid_goes_over_every_permit() {
     let source = |name| PolicyRequest { source: Some(name), ..ask(&context, Action::Emit) };
     assert!(matches!(set.decide(&source("mail")), Decision::Permit(_)));
     assert_eq!(set.decide(&source("llm")), Decision::Deny);
+    assert_eq!(set.explain(&source("mail")).1, ["everything"]);
+    assert_eq!(set.explain(&source("llm")), (Decision::Deny, vec!["no-llm".to_owned()]));
 }
 
 #[test]
@@ -147,6 +151,8 @@ fn a_policy_that_fails_denies_also_what_others_permit() {
     assert!(matches!(set.decide(&ask(&context, Action::Read)), Decision::Permit(_)));
     let typed = SecurityContext { subject_type: Some("user".into()), ..context };
     assert_eq!(set.decide(&ask(&typed, Action::Read)), Decision::Deny);
+    let (_, by) = set.explain(&ask(&typed, Action::Read));
+    assert!(by.len() == 1 && by[0].starts_with("p.cedar:3:"), "{by:?}");
 }
 
 #[test]
