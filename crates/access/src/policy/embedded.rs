@@ -3,6 +3,7 @@
 mod annotations;
 mod entities;
 mod folder;
+mod open;
 mod question;
 mod set;
 mod words;

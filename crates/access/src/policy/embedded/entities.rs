@@ -68,6 +68,11 @@ impl Groups {
         self.known.contains(uid)
     }
 
+    /// Every entity and every group that an entity is in.
+    pub fn known(&self) -> impl Iterator<Item = &EntityUid> {
+        self.known.iter()
+    }
+
     /// All groups that an entity is in, also through others.
     pub fn of(&self, uid: &EntityUid) -> HashSet<EntityUid> {
         self.entities.ancestors(uid).into_iter().flatten().cloned().collect()

@@ -10,6 +10,7 @@ use miette::Diagnostic;
 use super::annotations::{self, Bounds};
 use super::entities::{Groups, check, line_of};
 use super::folder::Contents;
+use super::open::{self, Kinds};
 use super::question::Question;
 use super::words::Words;
 use super::{Fault, PolicyFolderError};
@@ -22,7 +23,8 @@ pub(super) struct CheckedSet {
     pub words: Words,
     pub groups: Groups,
     /// What the policies speak of by name.
-    pub literals: Vec<EntityUid>,
+    pub literals: HashSet<EntityUid>,
+    pub kinds: Kinds,
     policies: PolicySet,
     /// Of each permit.
     bounds: HashMap<PolicyId, Bounds>,
@@ -103,9 +105,12 @@ impl CheckedSet {
         if !faults.is_empty() {
             return Err(PolicyFolderError::Refused(faults));
         }
-        let literals = literals.into_iter().filter(|uid| uid.type_name() != words.action("").type_name());
+        literals.retain(|uid| uid.type_name() != words.action("").type_name());
+        // A word in a comment or an annotation costs time, nothing else.
+        let look = policies.policies().any(|policy| policy.to_string().contains("context"));
         Ok(Self {
-            literals: literals.collect(),
+            kinds: Kinds::of(look, &literals, &groups),
+            literals,
             words,
             groups,
             policies,
@@ -154,12 +159,21 @@ impl CheckedSet {
         if response.decision() == cedar_policy::Decision::Deny {
             return Decision::Deny;
         }
-        let permits: Option<Vec<_>> = diagnostics
-            .reason()
-            .map(|id| self.bounds.get(id).map(|bounds| bounds.resolve(request)))
-            .collect();
-        // A permit without bounds can't be: then nothing is known about what it allows.
-        permits.map_or(Decision::Deny, |permits| bounds::decide(permits, request))
+        let permits = diagnostics.reason().filter_map(|id| {
+            let bounds = self.bounds.get(id)?.resolve(request);
+            if bounds.admit(request) { open::hold(self, request, id, bounds) } else { None }
+        });
+        bounds::decide(permits, request)
+    }
+
+    /// Whether this policy permits the request and nothing forbids it.
+    pub fn permits(&self, request: &PolicyRequest<'_>, permit: &PolicyId) -> bool {
+        self.ask(request).is_some_and(|response| {
+            let diagnostics = response.diagnostics();
+            response.decision() == cedar_policy::Decision::Allow
+                && diagnostics.errors().next().is_none()
+                && diagnostics.reason().any(|id| id == permit)
+        })
     }
 }
 

@@ -2,6 +2,7 @@ mod bounded;
 mod defaults;
 mod faulty;
 mod reload;
+mod unnamed;
 
 use uuid::Uuid;
 
