@@ -70,7 +70,10 @@ impl Authority {
 }
 
 async fn ask_over_tls(port: u16, host: &str, ca_file: Option<PathBuf>) -> Result<Decision, PolicyError> {
-    let config = AuthZenConfig { ca_file, ..config(&format!("https://{host}:{port}")) };
+    let config = AuthZenConfig {
+        files: TlsFiles { ca_file, ..TlsFiles::default() },
+        ..config(&format!("https://{host}:{port}"))
+    };
     AuthZen::new(&config).unwrap().decide(&ask(&caller())).await
 }
 
