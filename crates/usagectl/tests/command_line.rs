@@ -447,7 +447,8 @@ fn check_config_hides_secrets_and_needs_no_command() {
     let ran = run(dir.path(), &env, &["--check-config"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(
-        ran.out.contains("[control_database]\nurl = \"***\"") && !ran.out.contains("hunter2"),
+        ran.out.contains("[control_database]\nallow_plaintext = false\nurl = \"***\"")
+            && !ran.out.contains("hunter2"),
         "{}",
         ran.out
     );

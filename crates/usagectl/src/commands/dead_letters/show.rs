@@ -112,7 +112,7 @@ fn bytes(bytes: Option<&[u8]>, limit: usize) -> Value {
         Ok(text) if text.len() <= limit => json!(text),
         _ => {
             let hex = parse::to_hex(&bytes[..bytes.len().min(limit)]);
-            json!({ "hex": hex, "bytes": bytes.len() })
+            json!({ "bytes": bytes.len(), "hex": hex })
         }
     }
 }
