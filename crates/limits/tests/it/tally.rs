@@ -116,10 +116,16 @@ async fn what_cant_be_counted_is_an_error_and_never_a_count() {
         let away = limits.tally("emit", Quota::new(1, MINUTE)).unwrap();
         assert!(matches!(away.add("a", 1).await, Err(TallyError::Database(_))));
         assert_eq!(number(&pool, "SELECT count(*) FROM rate_limits").await, 0);
-        // Whose answer nobody waits for may have been counted all the same.
-        let slow = RateLimits::new(pool.clone(), "rate_limits").unwrap().with_timeout(Duration::ZERO);
+        let mut elsewhere = pool.begin().await.unwrap();
+        sqlx::query("LOCK TABLE rate_limits IN ACCESS EXCLUSIVE MODE")
+            .execute(&mut *elsewhere)
+            .await
+            .unwrap();
+        let slow = RateLimits::new(pool.clone(), "rate_limits").unwrap();
+        let slow = slow.with_timeout(Duration::from_millis(20));
         let slow = slow.tally("emit", Quota::new(1, MINUTE)).unwrap();
         assert!(matches!(slow.add("a", 1).await, Err(TallyError::Timeout)));
+        elsewhere.rollback().await.unwrap();
     })
     .await;
 }
