@@ -2,8 +2,9 @@
 //!
 //! No row is touched in the callers' transactions. Each process counts in memory what it admits and tells a shared counter of
 //! `usage-limits` in the source's database about it, from a connection of its own and after the fact; the answer is what all processes
-//! have told by then. So the limit can be passed: by what the **other** processes admit between two of their flushes. With n processes
-//! of r records a second each and a flush every f seconds that is (n − 1) × r × f records in a window; one process alone never passes it.
+//! have told by then. So the limit can be passed: when the shared count reaches it, each process still admits until it hears of that. With
+//! n processes of r records a second each and a flush every f seconds that is n × r × f records in a window; one process alone never
+//! passes it.
 
 mod count;
 
@@ -109,9 +110,8 @@ pub struct QuotaStatus {
     pub counted: u64,
     /// How many of them this process has not told the others yet.
     pub unconfirmed: u64,
-    /// The most that this process ever admitted between two flushes that were answered: by so much it may have made all of them together
-    /// pass the limit in a window.
-    pub largest_flush: u64,
+    /// The most records that this process ever had unconfirmed: by so much it may have made all of them together pass the limit in a window.
+    pub largest_unconfirmed: u64,
     /// How old the shared count is; `None` before the first one.
     pub age: Option<Duration>,
 }
@@ -215,7 +215,7 @@ impl SourceCounter {
             window: length,
             counted: count.counted(),
             unconfirmed: count.unconfirmed(),
-            largest_flush: count.largest_flush(),
+            largest_unconfirmed: count.largest_unconfirmed(),
             age: count.age(now),
         }
     }

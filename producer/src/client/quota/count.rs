@@ -44,7 +44,7 @@ pub(crate) struct Count {
     rolled: Option<Instant>,
     /// When the last flush with an answer began: all that was counted before is in `total`.
     asked: Option<Instant>,
-    largest_flush: u64,
+    largest_unconfirmed: u64,
 }
 
 impl Count {
@@ -60,7 +60,7 @@ impl Count {
             ends: now + length,
             rolled: None,
             asked: None,
-            largest_flush: 0,
+            largest_unconfirmed: 0,
         }
     }
 
@@ -88,13 +88,13 @@ impl Count {
     pub fn begin_flush(&mut self, now: Instant) -> u64 {
         self.roll(now);
         self.flushing = self.flushing.saturating_add(std::mem::take(&mut self.pending));
-        self.largest_flush = self.largest_flush.max(self.flushing);
         self.flushing
     }
 
     /// The answer of a flush that began at `asked`.
     pub fn flushed(&mut self, seen: Tallied, asked: Instant, now: Instant) {
         self.roll(now);
+        self.largest_unconfirmed = self.largest_unconfirmed();
         self.flushing = 0;
         self.asked = Some(asked);
         // A statement that read the clock before the edge and answered after it speaks of a window that is over. One that was sent after
@@ -120,9 +120,9 @@ impl Count {
         self.flushing.saturating_add(self.pending)
     }
 
-    /// The most that was ever admitted here between two flushes that were answered.
-    pub fn largest_flush(&self) -> u64 {
-        self.largest_flush.max(self.unconfirmed())
+    /// The most that was ever unconfirmed here.
+    pub fn largest_unconfirmed(&self) -> u64 {
+        self.largest_unconfirmed.max(self.unconfirmed())
     }
 
     /// How old the shared count is.
@@ -137,6 +137,7 @@ impl Count {
     /// Goes on to the window that `now` is in.
     fn roll(&mut self, now: Instant) {
         let Some(beyond) = now.checked_duration_since(self.ends) else { return };
+        self.largest_unconfirmed = self.largest_unconfirmed();
         let passed = beyond.as_nanos() / self.length.as_nanos().max(1) + 1;
         let passed = u32::try_from(passed).unwrap_or(u32::MAX);
         self.ends += self.length * passed;
