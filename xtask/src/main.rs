@@ -13,6 +13,7 @@ mod servers;
 mod services;
 mod state;
 mod test;
+mod totals;
 mod up;
 
 use std::process::ExitCode;

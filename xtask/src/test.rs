@@ -9,10 +9,13 @@ use usage_devstack::process::ProcessId;
 
 use crate::servers::{self, PrivateServers};
 use crate::state::State;
+use crate::totals::Totals;
 use crate::{disk, paths, run, up};
 
 /// What lets tests end and freeze programs at chosen points.
 const FAIL_POINTS: &str = "usage-service/failpoints";
+/// Tests of one program at a time: most wait for servers, leases and sessions, so two cores carry more of them than two.
+const AT_ONCE: &str = "4";
 
 /// Formatting, lints, then all tests on servers of their own.
 pub fn test() -> Result<()> {
@@ -41,18 +44,21 @@ pub fn test() -> Result<()> {
         println!("{name:>12}: {:>6} s", time.as_secs());
     }
     println!("{totals}");
-    println!("{} tests in {} s", totals.passed + totals.failed, started.elapsed().as_secs());
+    println!("{} tests in {} s", totals.run(), started.elapsed().as_secs());
     result
 }
 
 fn tests(env: &servers::Env, totals: &mut Totals) -> Result<()> {
     let mut command = run::cargo(&["test", "--workspace", "--features", FAIL_POINTS, "--no-fail-fast"])?;
     command.envs(env).env("USAGE_BIN_DIR", paths::bin_dir(false)?);
-    let passed = run::run_lines(command, |line| totals.count(line))?;
+    if std::env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", AT_ONCE);
+    }
+    let passed = run::run_lines(command, |line| totals.read(line))?;
     if !passed {
         bail!("some tests failed");
     }
-    if totals.passed == 0 {
+    if totals.run() == 0 {
         bail!("no test ran");
     }
     Ok(())
@@ -104,55 +110,9 @@ fn keep_logs(dir: &Path, kept: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What cargo's test programs said.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Totals {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-}
-
-impl Totals {
-    /// `test result: ok. 41 passed; 0 failed; 1 ignored; …`
-    fn count(&mut self, line: &str) {
-        let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
-        else {
-            return;
-        };
-        for part in counts.split("; ") {
-            let Some((number, what)) = part.split_once(' ') else { continue };
-            let Ok(number) = number.parse::<u64>() else { continue };
-            match what {
-                "passed" => self.passed += number,
-                "failed" => self.failed += number,
-                "ignored" => self.ignored += number,
-                _ => {}
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Totals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.ignored)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn results_of_all_programs_are_added_up() {
-        let mut totals = Totals::default();
-        totals.count("running 3 tests");
-        totals.count(
-            "test result: ok. 41 passed; 0 failed; 2 ignored; 0 measured; 7 filtered out; finished in 0.45s",
-        );
-        totals.count("test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s");
-        assert_eq!(totals, Totals { passed: 44, failed: 1, ignored: 2 });
-        assert_eq!(totals.to_string(), "44 passed, 1 failed, 2 skipped");
-    }
 
     #[test]
     fn directories_of_dead_runs_are_removed_and_those_of_live_ones_kept() {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 mod answers;
 
-pub use answers::{Answer, Measure, judge_answers, max_lag};
+pub use answers::{Answer, Measure, Series, judge_answers, max_lag};
 
 /// What must become of a record that was emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -231,7 +231,7 @@ fn totals(stored: &[Stored]) -> Totals {
 mod tests {
     use usage_schemas::{Kind, Quantity};
 
-    use super::super::oracle::{Fate, Measure};
+    use super::super::oracle::{Fate, Measure, Series};
     use super::*;
 
     const ONE: Uuid = Uuid::from_u128(1);
@@ -248,8 +248,8 @@ mod tests {
     }
 
     fn answer(complete_until: Option<i64>) -> Answer {
-        let (metric, measure, value) = ("m".into(), Measure::Count, Quantity::ZERO);
-        Answer { reader: 0, tenant: ONE, metric, measure, value, answered_at: 2, complete_until }
+        let (series, measure, value) = (Series::Metric("m".into()), Measure::Count, Quantity::ZERO);
+        Answer { reader: 0, tenant: ONE, series, measure, value, answered_at: 2, complete_until }
     }
 
     #[test]

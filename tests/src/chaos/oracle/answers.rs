@@ -16,13 +16,21 @@ pub enum Measure {
     Sum,
 }
 
+/// What a value is added up over.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Series {
+    Metric(String),
+    /// The watermark of a source.
+    Source(String),
+}
+
 /// One value of one answer over all time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Answers of one reader come one after another.
     pub reader: usize,
     pub tenant: Uuid,
-    pub metric: String,
+    pub series: Series,
     pub measure: Measure,
     pub value: Quantity,
     /// Microseconds when the answer had arrived.
@@ -31,7 +39,7 @@ pub struct Answer {
     pub complete_until: Option<i64>,
 }
 
-/// What one tenant's metric may come to, in the order of the first emit of each identity.
+/// What one tenant's metric or source may come to, in the order of the first emit of each identity.
 #[derive(Debug, Default)]
 struct Course {
     /// First emit; count, least and greatest sum of everything up to it.
@@ -54,22 +62,26 @@ impl Course {
 }
 
 /// Unscaled values: a sum may be wider than a record's value.
-fn courses(emissions: &[Emission]) -> BTreeMap<(Uuid, String), Course> {
-    let mut first: Vec<(i64, Uuid, &str, Totals)> = Vec::new();
+fn courses(emissions: &[Emission]) -> BTreeMap<(Uuid, Series), Course> {
+    let mut first: Vec<(i64, Uuid, Series, Totals)> = Vec::new();
     let claimed: BTreeMap<_, Claimed<'_>> = claimed(emissions);
     for ((tenant, _), claimed) in &claimed {
         let kept = claimed.emissions.iter().filter(|emission| emission.fate == Fate::Kept);
         let Some(emitted_at) = kept.map(|emission| emission.emitted_at).min() else { continue };
         let values = claimed.contents.iter().map(|content| content.value.unscaled());
         let (Some(least), Some(greatest)) = (values.clone().min(), values.max()) else { continue };
-        // Contents that contradict each other differ in their value only, so any of them names the metric.
+        // Contents that contradict each other differ in their value only, so any of them names metric and source.
         let Some(content) = claimed.contents.first() else { continue };
-        first.push((emitted_at, *tenant, &content.metric, Totals { count: 1, least, greatest }));
+        let totals = Totals { count: 1, least, greatest };
+        for series in [Series::Metric(content.metric.clone()), Series::Source(content.details.source.clone())]
+        {
+            first.push((emitted_at, *tenant, series, totals));
+        }
     }
     first.sort_unstable_by_key(|(emitted_at, ..)| *emitted_at);
-    let mut courses: BTreeMap<(Uuid, String), Course> = BTreeMap::new();
-    for (emitted_at, tenant, metric, one) in first {
-        let course = courses.entry((tenant, metric.to_string())).or_default();
+    let mut courses: BTreeMap<(Uuid, Series), Course> = BTreeMap::new();
+    for (emitted_at, tenant, series, one) in first {
+        let course = courses.entry((tenant, series)).or_default();
         let before = course.points.last().map_or_else(Totals::default, |(_, totals)| *totals);
         let totals = Totals {
             count: before.count + one.count,
@@ -87,9 +99,9 @@ pub fn judge_answers(emissions: &[Emission], answers: &[Answer]) -> Vec<Differen
     let courses = courses(emissions);
     let none = Course::default();
     let mut differences = Vec::new();
-    let mut last: BTreeMap<(usize, Uuid, &str, Measure), &Answer> = BTreeMap::new();
+    let mut last: BTreeMap<(usize, Uuid, &Series, Measure), &Answer> = BTreeMap::new();
     for answer in answers {
-        let course = courses.get(&(answer.tenant, answer.metric.clone())).unwrap_or(&none);
+        let course = courses.get(&(answer.tenant, answer.series.clone())).unwrap_or(&none);
         let scale = if answer.measure == Measure::Count { 10_i128.pow(18) } else { 1 };
         let value = answer.value.unscaled();
         let pick = |totals: Totals, greatest: bool| match (answer.measure, greatest) {
@@ -108,7 +120,7 @@ pub fn judge_answers(emissions: &[Emission], answers: &[Answer]) -> Vec<Differen
                 differences.push(wrong(answer, "lacks what complete_until says is there", least));
             }
         }
-        let key = (answer.reader, answer.tenant, answer.metric.as_str(), answer.measure);
+        let key = (answer.reader, answer.tenant, &answer.series, answer.measure);
         if let Some(before) = last.insert(key, answer).filter(|before| before.value > answer.value) {
             differences.push(wrong(answer, "went down", before.value.unscaled()));
         }
@@ -126,7 +138,7 @@ fn wrong(answer: &Answer, what: &str, bound: i128) -> Difference {
 pub fn max_lag(emissions: &[Emission], answers: &[Answer]) -> Duration {
     let courses = courses(emissions);
     let lag = |answer: &Answer| {
-        let course = courses.get(&(answer.tenant, answer.metric.clone()))?;
+        let course = courses.get(&(answer.tenant, answer.series.clone()))?;
         let counted = usize::try_from(answer.value.unscaled() / 10_i128.pow(18)).ok()?;
         let (lacks, _) = course.points.get(counted)?;
         u64::try_from(answer.answered_at - lacks).ok()

@@ -151,7 +151,7 @@ fn answer(value: &str, answered_at: i64, complete_until: Option<i64>) -> Answer 
     Answer {
         reader: 0,
         tenant: tenant(0),
-        metric: "llm.requests".into(),
+        series: Series::Metric("llm.requests".into()),
         measure: Measure::Sum,
         value: Quantity::parse(value).unwrap(),
         answered_at,
@@ -210,6 +210,23 @@ fn counts_are_judged_like_sums() {
     assert_eq!(complaints(&[count("1", 11), count("2", 50)]), [""; 0]);
     assert_eq!(complaints(&[count("3", 50)]).len(), 1);
     assert_eq!(complaints(&[count("1", 50)]).len(), 1);
+}
+
+#[test]
+fn the_watermark_of_a_source_is_judged_by_the_records_of_that_source() {
+    let count = |source: &str, value: &str, at, until| Answer {
+        measure: Measure::Count,
+        series: Series::Source(source.into()),
+        ..answer(value, at, until)
+    };
+    let right =
+        [count("demo", "0", 9, Some(9)), count("demo", "1", 20, Some(20)), count("other", "0", 50, Some(50))];
+    assert_eq!(complaints(&right), [""; 0]);
+    assert!(complaints(&[count("demo", "1", 50, Some(50))])[0].starts_with("lacks what complete_until says"));
+    assert!(complaints(&[count("other", "1", 50, None)])[0].starts_with("is above"));
+    assert!(
+        complaints(&[count("demo", "2", 50, None), count("demo", "1", 50, None)])[0].starts_with("went down")
+    );
 }
 
 #[test]
