@@ -14,6 +14,7 @@ use sqlx::{AssertSqlSafe, Connection as _};
 use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, JWKS_FILE, SIGNING_FILE, Scopes, TokenSigner};
 use usage_devstack::demo::USAGE_TYPES;
 use usage_devstack::testing;
+use usage_schemas::names::CONSUMER_GROUP;
 use uuid::Uuid;
 
 use crate::answers::Api;
@@ -46,6 +47,14 @@ pub struct Options {
     pub servers: Option<Servers>,
     /// More variables for all programs.
     pub env: BTreeMap<&'static str, String>,
+}
+
+impl Options {
+    /// For a test that kills workers: their partitions are given away after the shortest time that brokers allow.
+    pub fn with_kills() -> Self {
+        let settings = vec!["session_timeout = \"6s\"".to_string()];
+        Self { consumer: [("consumer", settings)].into(), ..Self::default() }
+    }
 }
 
 /// Addresses of the servers of one pipeline.
@@ -103,6 +112,8 @@ impl Pipeline {
             ("USAGE_CONTROL_DATABASE_URL", control),
             ("USAGE_CONTROL_DATABASE_MASTER_KEY_FILE", MASTER_KEY_FILE.to_string()),
             ("USAGE_SOURCE_DATABASE_URL", source_url.clone()),
+            // Of a group that pipelines share each member waits for the others' dead ones, and loses its partitions for a moment.
+            ("USAGE_CONSUMER_GROUP", format!("{CONSUMER_GROUP}.{id}")),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into();
@@ -249,6 +260,11 @@ impl Pipeline {
     /// Name of the topic of dead letters.
     pub fn dead_letters_topic(&self) -> &str {
         &self.env["USAGE_KAFKA_DEAD_LETTERS_TOPIC"]
+    }
+
+    /// Group of the workers.
+    pub fn group(&self) -> &str {
+        &self.env["USAGE_CONSUMER_GROUP"]
     }
 
     /// ClickHouse's address.

@@ -1,6 +1,6 @@
 //! Topics as Kafka's own tools see them: read to the end, write plain messages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -13,7 +13,8 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use usage_devstack::testing;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// A busy machine is no reason to fail.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A message, owned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +31,21 @@ impl Letter {
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
+
+    /// Partition and offset of the refused message; `None` of what is no dead letter.
+    pub fn origin(&self) -> Option<(&str, &str)> {
+        let text = |name| self.headers.get(name).map(String::as_str);
+        text("dlq-reason")?;
+        text("dlq-partition").zip(text("dlq-offset"))
+    }
 }
 
-/// Everything that is in the topic now.
+/// Everything that is in the topic now, partition by partition. Of two partitions nothing says which message came first.
 pub fn read_all(topic: &str) -> anyhow::Result<Vec<Letter>> {
     read_all_of(&testing::kafka_brokers(), topic)
 }
 
-/// Everything that is in a topic of these brokers now.
+/// Everything that is in a topic of these brokers now, in the order of partitions and offsets.
 pub fn read_all_of(brokers: &str, topic: &str) -> anyhow::Result<Vec<Letter>> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
@@ -68,8 +76,8 @@ pub fn read_all_of(brokers: &str, topic: &str) -> anyhow::Result<Vec<Letter>> {
         if Instant::now() > deadline {
             bail!("{topic} was not read to its end in {TIMEOUT:?}: {ends:?} are open");
         }
-        let Some(message) = consumer.poll(Duration::from_millis(200)) else { continue };
-        let message = message?;
+        // What librdkafka reports beside messages it tries again by itself; the deadline decides.
+        let Some(Ok(message)) = consumer.poll(Duration::from_millis(200)) else { continue };
         if ends.get(&message.partition()).is_some_and(|end| message.offset() + 1 >= *end) {
             ends.remove(&message.partition());
         }
@@ -81,6 +89,7 @@ pub fn read_all_of(brokers: &str, topic: &str) -> anyhow::Result<Vec<Letter>> {
             headers: message.headers().into_iter().flat_map(|headers| headers.iter()).map(text).collect(),
         });
     }
+    letters.sort_by_key(|letter| (letter.partition, letter.offset));
     Ok(letters)
 }
 
@@ -91,20 +100,32 @@ fn text(header: Header<'_, &[u8]>) -> (String, String) {
     )
 }
 
-/// Reads the topic again and again until it holds `count` messages.
-pub async fn await_count(topic: &str, count: usize, within: Duration) -> anyhow::Result<Vec<Letter>> {
+/// Reads the topic again and again until it holds `count` dead letters, of so many refused messages: marks are none, and a letter that a
+/// recovery wrote twice is one. Gives everything that it holds then.
+pub async fn await_letters(topic: &str, count: usize, within: Duration) -> anyhow::Result<Vec<Letter>> {
     let deadline = Instant::now() + within;
     let mut every = tokio::time::interval(Duration::from_millis(300));
     loop {
         every.tick().await;
-        let letters = read_all(topic)?;
-        if letters.len() >= count {
-            return Ok(letters);
+        let messages = read_all(topic)?;
+        let refused: BTreeSet<_> = messages.iter().filter_map(Letter::origin).collect();
+        if refused.len() >= count {
+            return Ok(messages);
         }
         if Instant::now() > deadline {
-            bail!("{topic} holds {} messages after {within:?}, not {count}", letters.len());
+            bail!(
+                "{topic} holds letters of {} messages after {within:?}, not of {count}: {messages:?}",
+                refused.len()
+            );
         }
     }
+}
+
+/// One that writes nothing twice when an acknowledgement comes late.
+fn producer() -> anyhow::Result<FutureProducer> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", testing::kafka_brokers());
+    Ok(config.set("acks", "all").set("enable.idempotence", "true").create()?)
 }
 
 /// Writes one message as any producer could.
@@ -115,8 +136,7 @@ pub async fn write(
     value: Option<&[u8]>,
     headers: &[(&str, &str)],
 ) -> anyhow::Result<()> {
-    let producer: FutureProducer =
-        ClientConfig::new().set("bootstrap.servers", testing::kafka_brokers()).set("acks", "all").create()?;
+    let producer = producer()?;
     let mut all = OwnedHeaders::new();
     for (key, value) in headers {
         all = all.insert(Header { key, value: Some(*value) });
@@ -154,13 +174,18 @@ pub async fn copy(from: (&str, i32, i64), to: (&str, i32)) -> anyhow::Result<()>
     let mut assignment = TopicPartitionList::new();
     assignment.add_partition_offset(topic, partition, Offset::Offset(offset))?;
     consumer.assign(&assignment)?;
-    let message =
-        consumer.poll(TIMEOUT).with_context(|| format!("{topic} {partition}:{offset} is not there"))??;
+    let deadline = Instant::now() + TIMEOUT;
+    let message = loop {
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(Ok(message)) => break message,
+            _ if Instant::now() > deadline => bail!("{topic} {partition}:{offset} is not there"),
+            _ => {}
+        }
+    };
     if message.offset() != offset {
         bail!("{topic} {partition}:{offset} is not there");
     }
-    let producer: FutureProducer =
-        ClientConfig::new().set("bootstrap.servers", testing::kafka_brokers()).set("acks", "all").create()?;
+    let producer = producer()?;
     let mut record = FutureRecord::<[u8], [u8]>::to(to.0).partition(to.1);
     record.key = message.key();
     record.payload = message.payload();
@@ -177,5 +202,18 @@ pub async fn set(topic: &str, name: &str, value: &str) -> anyhow::Result<()> {
     for result in admin.alter_configs([&change], &AdminOptions::new()).await? {
         result.map_err(|(_, code)| anyhow::anyhow!("{topic} does not take {name}={value}: {code}"))?;
     }
-    Ok(())
+    // The controller has it; the broker that judges messages by it hears of it a moment later.
+    let deadline = Instant::now() + TIMEOUT;
+    let mut every = tokio::time::interval(Duration::from_millis(50));
+    loop {
+        every.tick().await;
+        let shown = admin.describe_configs(&[ResourceSpecifier::Topic(topic)], &AdminOptions::new()).await?;
+        let shown = shown.into_iter().flatten().find_map(|config| config.get(name)?.value.clone());
+        if shown.as_deref() == Some(value) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("{topic} shows {name}={shown:?} after {TIMEOUT:?}, not {value}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use usage_tests::source::Work;
 use usage_tests::workload::{self, SOURCE};
 use uuid::Uuid;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 const METRIC: &str = "llm.requests";
 
 async fn emit(connection: &mut sqlx::PgConnection, tenant: Uuid, value: &str) -> anyhow::Result<()> {
@@ -102,7 +102,7 @@ async fn a_transaction_that_is_open_holds_its_source_and_an_idle_source_advances
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_goes_on_when_relays_and_workers_die() -> anyhow::Result<()> {
-    let pipeline = Pipeline::prepare(Options { partitions: Some(3), ..Options::default() }).await?;
+    let pipeline = Pipeline::prepare(Options { partitions: Some(3), ..Options::with_kills() }).await?;
     let mut running = pipeline.run()?;
     let second_relay = pipeline.relay()?;
     let tenant = Uuid::new_v4();

@@ -10,7 +10,7 @@ use usage_tests::pipeline::{Options, Pipeline};
 use usage_tests::topic;
 use usage_tests::workload::{self, Played, Workload};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A workload in the background whose progress can be awaited.
 struct Playing {
@@ -46,7 +46,7 @@ impl Playing {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_of_relay_and_consumer_loses_and_doubles_nothing() -> anyhow::Result<()> {
-    let pipeline = Pipeline::prepare(Options::default()).await?;
+    let pipeline = Pipeline::prepare(Options::with_kills()).await?;
     let mut running = pipeline.run()?;
     let playing = Playing::start(&pipeline.source, 1_500, 11);
     for step in 1..=4 {

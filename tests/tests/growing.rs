@@ -20,7 +20,7 @@ use usage_tests::source::{self, Work};
 use usage_tests::{topic, workload};
 use uuid::Uuid;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 const METRIC: &str = "llm.requests";
 
 /// Readers that remember counts shortly, and the wait that growing owes them.

@@ -9,19 +9,15 @@ use serde_json::Value;
 use sqlx::{Connection as _, PgConnection};
 use usage_tests::pipeline::{Options, Pipeline};
 use usage_tests::workload::{self, Workload};
-use uuid::Uuid;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
-/// With a consumer group of its own, so that it is empty when its workers have stopped.
 async fn prepare() -> anyhow::Result<(Pipeline, String)> {
-    let group = format!("maintenance-{}", Uuid::new_v4().simple());
-    let consumer = [
-        ("consumer", vec![format!("group = {group:?}")]),
-        ("clickhouse", vec!["flush_age = \"1s\"".to_owned()]),
-    ];
+    let consumer = [("clickhouse", vec!["flush_age = \"1s\"".to_owned()])];
     let options = Options { consumer: consumer.into(), partitions: Some(4), ..Options::default() };
-    Ok((Pipeline::prepare(options).await?, group))
+    let pipeline = Pipeline::prepare(options).await?;
+    let group = pipeline.group().to_owned();
+    Ok((pipeline, group))
 }
 
 /// Half of the requests are late, so that batches have rows of two months.

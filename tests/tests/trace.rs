@@ -23,7 +23,7 @@ async fn an_hour_of_production_adds_up_although_the_consumer_is_killed() -> anyh
     };
     let requests = trace::read(&path)?;
     assert_eq!(requests.len(), 19_366);
-    let pipeline = Pipeline::prepare(Options::default()).await?;
+    let pipeline = Pipeline::prepare(Options::with_kills()).await?;
     let mut running = pipeline.run()?;
     let done = Arc::new(AtomicUsize::new(0));
     let (pool, counter) = (pipeline.source.clone(), done.clone());
@@ -41,7 +41,7 @@ async fn an_hour_of_production_adds_up_although_the_consumer_is_killed() -> anyh
     running.consumer = pipeline.consumer()?;
     assert_eq!(playing.await??.records, 58_098);
 
-    let truth = pipeline.judge(&running.api, Duration::from_secs(180)).await?;
+    let truth = pipeline.judge(&running.api, Duration::from_secs(300)).await?;
     let answers = running.api.all_totals(&truth, RANGE.0, RANGE.1).await?;
     for (metric, expected) in
         [("llm.requests", 19_366), ("llm.input_tokens", 22_361_870), ("llm.output_tokens", 4_088_665)]

@@ -7,7 +7,6 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::time::{Instant, interval};
-use usage_schemas::names::CONSUMER_GROUP;
 
 use super::cluster::{Cluster, blocking};
 use super::inject::consumers;
@@ -33,17 +32,11 @@ pub async fn reset(cluster: &Cluster, back: Back) -> anyhow::Result<String> {
     .await?;
     let kafka = cluster.kafka.clone().lock_owned().await;
     let topic = cluster.pipeline.records_topic().to_string();
+    let group = cluster.pipeline.group().to_string();
     let said = blocking(move || {
         let tool = |to: &[&str]| -> anyhow::Result<(bool, String)> {
             let mut command = kafka.tool(TOOL)?;
-            command.args([
-                "--bootstrap-server",
-                &kafka.brokers(),
-                "--group",
-                CONSUMER_GROUP,
-                "--topic",
-                &topic,
-            ]);
+            command.args(["--bootstrap-server", &kafka.brokers(), "--group", &group, "--topic", &topic]);
             let output = command.args(["--reset-offsets", "--execute"]).args(to).output()?;
             let text = [output.stdout, output.stderr].concat();
             Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
@@ -99,9 +92,10 @@ fn positions(reader: &BaseConsumer, topic: &str) -> anyhow::Result<Vec<(i32, i64
 /// Waits until the group has passed everything that was in the topic when this was called.
 async fn pass_the_ends(cluster: &Cluster, deadline: Instant) -> anyhow::Result<()> {
     let (brokers, topic) = (cluster.brokers.clone(), cluster.pipeline.records_topic().to_string());
+    let group = cluster.pipeline.group().to_string();
     let ends = blocking(move || {
         let reader: BaseConsumer =
-            ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", CONSUMER_GROUP).create()?;
+            ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", group).create()?;
         let ends = positions(&reader, &topic)?;
         Ok((reader, topic, ends))
     });

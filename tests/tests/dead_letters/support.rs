@@ -5,13 +5,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use usage_schemas::Timestamp;
+use usage_schemas::partition::partition_of;
 use usage_service::clock;
 use usage_tests::pipeline::{Options, Pipeline, Running};
 use usage_tests::source::{self, Work};
 use usage_tests::{topic, workload};
 use uuid::Uuid;
 
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// A usage type that nobody has registered at first.
 pub const UNREGISTERED: &str = "mail.sent";
 
@@ -89,17 +90,22 @@ pub fn work(tenant: Uuid, metric: &str, value: &str, key: &str) -> Work {
     Work { tenant_id: tenant, metric: metric.into(), value: value.into(), key: Some(key.into()) }
 }
 
-/// A pipeline at work that has refused `letters` records of an unregistered type, of three tenants, and kept as many others.
+/// A pipeline at work that has refused `letters` records of an unregistered type, of a tenant in each partition, and kept as
+/// many others.
 pub async fn refused(letters: usize) -> anyhow::Result<(Pipeline, Running, Vec<Uuid>)> {
     let pipeline = Pipeline::prepare(Options { partitions: Some(3), ..Options::default() }).await?;
     let running = pipeline.run()?;
-    let tenants: Vec<Uuid> = (0..3).map(|_| Uuid::new_v4()).collect();
+    // One in each partition, so that what they emit lies behind everything.
+    let of = |partition| move |tenant: &Uuid| partition_of(*tenant, 3) == partition;
+    let tenant =
+        |partition| std::iter::repeat_with(Uuid::new_v4).find(of(partition)).expect("there is no end");
+    let tenants: Vec<Uuid> = (0..3).map(tenant).collect();
     for i in 0..letters {
         let tenant = tenants[i % tenants.len()];
         bill(&pipeline, &work(tenant, UNREGISTERED, &(i + 1).to_string(), &format!("mail-{i}"))).await?;
         bill(&pipeline, &work(tenant, "llm.requests", "1", &format!("request-{i}"))).await?;
     }
-    topic::await_count(pipeline.dead_letters_topic(), letters, PATIENCE).await?;
+    topic::await_letters(pipeline.dead_letters_topic(), letters, PATIENCE).await?;
     Ok((pipeline, running, tenants))
 }
 
@@ -107,8 +113,8 @@ pub fn register(pipeline: &Pipeline) -> anyhow::Result<()> {
     pipeline.usagectl(&["types", "add", UNREGISTERED, "--kind", "counter", "--unit", "mail"]).map(drop)
 }
 
-/// Waits until everything that lies in the topic of records now is decided, and compares all totals with the truth: what
-/// a tenant emits now comes behind it, and a partition is decided in order.
+/// Waits until everything that lies in the topic of records now is decided, and compares all totals with the truth: the
+/// tenants lie in all partitions, what they emit now comes behind it, and a partition is decided in order.
 pub async fn judge(pipeline: &Pipeline, running: &Running, tenants: &[Uuid]) -> anyhow::Result<()> {
     for tenant in tenants {
         bill(pipeline, &work(*tenant, "llm.requests", "1", &format!("last-{}", Uuid::new_v4()))).await?;

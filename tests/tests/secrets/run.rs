@@ -1,17 +1,10 @@
-//! What is marked, what was written, and programs that are to fail.
-
-use std::process::Stdio;
-use std::time::Duration;
+//! What is marked, and what was written.
 
 use anyhow::Context as _;
 use base64::Engine as _;
-use usage_service::fail_points::VARIABLE;
 use usage_tests::answers::Api;
 use usage_tests::pipeline::{Pipeline, RANGE, SOURCE_KEY};
 use uuid::Uuid;
-
-/// How long a program may need to run into its failure.
-const FAILS_WITHIN: Duration = Duration::from_secs(8);
 
 /// Secrets of one run, each a text that nothing else holds.
 pub struct Secrets {
@@ -266,35 +259,4 @@ impl Written {
 /// The lines that hold a text.
 fn around(text: &str, part: &str) -> String {
     text.lines().filter(|line| line.contains(part)).take(3).collect::<Vec<_>>().join("\n")
-}
-
-/// Runs a program with this configuration until it ends or has had its time; all that it wrote.
-pub async fn end_of(
-    pipeline: &Pipeline,
-    program: &str,
-    config: &str,
-    arguments: &[String],
-    fail_point: &str,
-) -> anyhow::Result<String> {
-    let dir = tempfile::tempdir()?;
-    let path = dir.path().join("config.toml");
-    std::fs::write(&path, config)?;
-    let mut child = tokio::process::Command::new(pipeline.program(program))
-        .arg("--config")
-        .arg(&path)
-        .args(["--set", "telemetry.listen=127.0.0.1:0"])
-        .args(arguments)
-        .envs(pipeline.env())
-        .env(VARIABLE, fail_point)
-        .stdin(Stdio::null())
-        .stdout(std::fs::File::create(dir.path().join("out"))?)
-        .stderr(std::fs::File::create(dir.path().join("err"))?)
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("can't run {program}"))?;
-    if tokio::time::timeout(FAILS_WITHIN, child.wait()).await.is_err() {
-        child.kill().await?;
-    }
-    let read = |name: &str| std::fs::read_to_string(dir.path().join(name));
-    Ok(format!("{}{}", read("out")?, read("err")?))
 }
