@@ -6,11 +6,13 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use serde::Deserialize;
 use usage_access::policy::{PolicyConfig, PolicyConfigError, PolicyDecisionPoint};
+use usage_control::{ControlError, MasterKeys};
 use usage_schemas::Bounds;
 use usage_schemas::names::DEAD_LETTER_MESSAGE_BYTES;
 use usage_service::config::{
     CLICKHOUSE, CONTROL_DATABASE, DatabaseConfig, KAFKA, KafkaConfig, MASTER_KEY, Setting, TELEMETRY,
 };
+use usage_service::error_chain;
 use usage_service::settings;
 use usage_service::telemetry::TelemetryConfig;
 use usage_storage::clickhouse::ClickHouseConfig;
@@ -142,6 +144,23 @@ impl ConsumerConfig {
 }
 
 impl Config {
+    /// What no single setting can say. Reads the files of the master keys.
+    ///
+    /// # Errors
+    /// A sentence that names the setting, and never holds a key.
+    pub fn validate(&self) -> Result<(), String> {
+        self.master_keys().map_err(|error| error_chain(&error))?;
+        self.policy.validate()
+    }
+
+    /// The master keys, without which no source's key opens.
+    ///
+    /// # Errors
+    /// [`ControlError`] names the setting.
+    pub fn master_keys(&self) -> Result<MasterKeys, ControlError> {
+        MasterKeys::configured(&self.control_database)?.ok_or(ControlError::NoMasterKey)
+    }
+
     /// The policy point, without a cache of its own: a refusal is asked again with the next batch, permissions are remembered by the
     /// worker. Needs a tokio runtime.
     ///
@@ -253,6 +272,35 @@ mod tests {
         assert_eq!(config.consumer.bounds().past_micros, 365 * 86_400 * 1_000_000);
         assert_eq!(config.consumer.bounds().future_micros, Bounds::default().future_micros);
         assert_eq!(self::config(&[]).consumer.bounds(), Bounds::default());
+    }
+
+    #[test]
+    fn a_master_key_that_is_none_and_policies_that_contradict_are_named() {
+        let key = format!("control_database.master_key={}", "5a".repeat(32));
+        config(&[&key]).validate().unwrap();
+        for (set, part) in [
+            (&[][..], "`control_database.master_key`"),
+            (
+                &["control_database.master_key=c0ffee"],
+                "control_database.master_key: expected 32 bytes in hex",
+            ),
+            (
+                &[&key, "control_database.other_master_key=c0ffee"],
+                "control_database.other_master_key: expected",
+            ),
+            (
+                &["control_database.master_key_file=/nonexistent"],
+                "control_database.master_key_file: /nonexistent",
+            ),
+            (
+                &[&key, "control_database.master_key_file=/nonexistent"],
+                "control_database.master_key_file: not",
+            ),
+            (&[&key, "policy.token=c0ffee"], "policy.token"),
+        ] {
+            let error = config(set).validate().unwrap_err();
+            assert!(error.contains(part) && !error.contains("c0ffee"), "{set:?}: {error}");
+        }
     }
 
     #[test]

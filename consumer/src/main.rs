@@ -24,12 +24,13 @@ struct Arguments {
 fn main() -> anyhow::Result<()> {
     fail_points::arm();
     let arguments = Arguments::parse();
-    if arguments.config.check_config {
-        print!("{}", config::check::<Config>(SETTINGS, &arguments.config)?);
-        return Ok(());
-    }
     let resolved = Resolved::from_process(SETTINGS, &arguments.config)?;
     let config: Config = resolved.value()?;
+    config.validate().map_err(anyhow::Error::msg)?;
+    if arguments.config.check_config {
+        print!("{resolved}");
+        return Ok(());
+    }
     limit_arenas();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use usage_access::policy::PolicyDecisionPoint;
-use usage_control::{Control, ControlError, MasterKeys, Quotas};
+use usage_control::{Control, ControlError, Quotas};
 use usage_schemas::codec::Decoder;
 use usage_service::error_chain::error_chain;
 use usage_service::health::Health;
@@ -58,7 +58,7 @@ pub async fn run(
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    let master_keys = MasterKeys::configured(&config.control_database)?.ok_or(ControlError::NoMasterKey)?;
+    let master_keys = config.master_keys()?;
     let control = Control::connect_lazy(&config.control_database)?.with_master_keys(master_keys);
     let signs = Signs {
         assigned: health.flag("assignment"),

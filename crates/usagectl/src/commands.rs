@@ -13,6 +13,9 @@ mod topics;
 mod types;
 mod verify;
 
+use std::path::PathBuf;
+
+use secrecy::SecretString;
 use usage_control::{Control, ControlError, MasterKeys};
 use usage_service::config::{DatabaseConfig, Resolved};
 use usage_service::error_chain::error_chain;
@@ -28,6 +31,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let config = Resolved::partial(SETTINGS, &cli)?;
     if cli.check_config {
         config.check_addresses()?;
+        check_master_keys(&config)?;
         print!("{config}");
         return Ok(());
     }
@@ -61,6 +65,20 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Keys(Keys::Generate { dir }) => keys::generate(&dir),
         Command::Token(options) => keys::token(&config, options),
     }
+}
+
+/// Looks at the master keys that are given, also where the database is not.
+fn check_master_keys(config: &Resolved) -> anyhow::Result<()> {
+    let secret = |path: &str| config.text(path).map(SecretString::from);
+    let file = |path: &str| config.text(path).map(PathBuf::from);
+    let database = DatabaseConfig {
+        master_key: secret("control_database.master_key"),
+        master_key_file: file("control_database.master_key_file"),
+        other_master_key: secret("control_database.other_master_key"),
+        other_master_key_file: file("control_database.other_master_key_file"),
+        ..DatabaseConfig::new(String::new())
+    };
+    MasterKeys::configured(&database).map(drop).map_err(wrong_setting)
 }
 
 /// The control database of the configuration.

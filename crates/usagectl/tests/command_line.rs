@@ -436,25 +436,3 @@ fn wrong_input_ends_with_2_and_names_itself() {
         assert!(!ran.err.contains("c0ffee"), "a mistyped key is repeated: {}", ran.err);
     }
 }
-
-#[test]
-fn check_config_hides_secrets_and_needs_no_command() {
-    let dir = tempfile::tempdir().unwrap();
-    let env = BTreeMap::from([(
-        "USAGE_CONTROL_DATABASE_URL".to_string(),
-        "postgres://u:hunter2@localhost/d".to_string(),
-    )]);
-    let ran = run(dir.path(), &env, &["--check-config"]);
-    assert_eq!(ran.code, 0, "{}", ran.err);
-    assert!(
-        ran.out.contains("[control_database]\nallow_plaintext = false\nurl = \"***\"")
-            && !ran.out.contains("hunter2"),
-        "{}",
-        ran.out
-    );
-    let refused = run(dir.path(), &env, &["--check-config", "--set", "clickhouse.url=http://ch.internal"]);
-    assert_eq!(refused.code, 2, "{}", refused.err);
-    assert!(refused.err.contains("`clickhouse.url`") && !refused.err.contains("internal"), "{}", refused.err);
-    let help = run(dir.path(), &env, &["--help"]);
-    assert!(help.code == 0 && help.out.contains("USAGE_KAFKA_BROKERS"), "{}", help.out);
-}

@@ -126,6 +126,11 @@ impl Resolved {
         self.permit("").map(|_| ())
     }
 
+    /// The text of one setting, if it has one: for a tool that looks at parts of a section that may lack others.
+    pub fn text(&self, path: &str) -> Option<&str> {
+        self.values.get(path).and_then(|(value, _)| value.as_str())
+    }
+
     /// Fills the struct of one section, for example `kafka`. Warns of plaintext that is allowed.
     ///
     /// # Errors
