@@ -1,11 +1,20 @@
 //! Tokens that must not be taken; `door` has what the good ones may.
 
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use axum::routing::get;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use usage_access::{Claims, DEFAULT_AUDIENCE, DEFAULT_ISSUER, KeysUrl, Scopes, TokenSigner, TokenVerifier};
+use usage_query_api::server::Server;
+use usage_query_api::tls::Certificate;
+use usage_service::CancellationToken;
 use uuid::Uuid;
 
-use crate::support::{Answer, Harness, Setup, bearer, keys, token};
+use crate::support::{Answer, Harness, Setup, bearer, config, keys, token};
 
 const TOTAL: &str = "/v1/usage/aggregated?from=2026-01-01T00:00:00Z&to=2026-01-02T00:00:00Z&metric=tokens";
 
@@ -84,4 +93,50 @@ async fn without_the_issuers_keys_nobody_is_judged() {
     let answer = api.send(health).await;
     assert_eq!(answer.status.as_u16(), 503);
     assert!(answer.json()["failing"]["token_keys"].is_string(), "{}", answer.text);
+}
+
+/// Writes the certificate of an authority of one's own, and one for `host` with its key.
+fn issue(dir: &Path, host: &str) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new([host.to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    std::fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
+    std::fs::write(dir.join("issuer.pem"), certificate.pem()).unwrap();
+    std::fs::write(dir.join("issuer.key"), key.serialize_pem()).unwrap();
+}
+
+/// From the settings to the answer: an issuer with a certificate that only `auth.ca_file` vouches for.
+#[tokio::test]
+async fn an_issuer_behind_tls_is_trusted_by_the_authority_that_the_settings_name() {
+    let (dir, strangers) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    issue(dir.path(), "127.0.0.1");
+    issue(strangers.path(), "127.0.0.1");
+    let certificate =
+        Certificate::read(dir.path().join("issuer.pem"), dir.path().join("issuer.key")).unwrap();
+    let router = Router::new().route("/keys", get(|| async { std::fs::read(&keys().jwks).unwrap() }));
+    let server = Server::bind("127.0.0.1:0", Some(Arc::new(certificate)), router).await.unwrap();
+    let url = format!("auth.jwks_url=https://{}/keys", server.address().unwrap());
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(server.run(stop.clone()));
+
+    let asked = async |ca_file: Option<&Path>| {
+        let ca_file = ca_file.map(|path| format!("auth.ca_file={}", path.display()));
+        let settings: Vec<&str> = std::iter::once(url.as_str()).chain(ca_file.as_deref()).collect();
+        let mut config = config(&settings);
+        config.auth.key_file = None;
+        let verifier = config.auth.verifier().unwrap();
+        let api = Harness::with(Setup { verifier, ..Setup::default() });
+        (ask(&api, &bearer(api.tenant, Scopes::all())).await, api.memory.calls())
+    };
+    let (answer, calls) = asked(Some(&dir.path().join("ca.pem"))).await;
+    assert_eq!((answer.status.as_u16(), calls), (200, 1), "{}", answer.text);
+    for ca_file in [None, Some(strangers.path().join("ca.pem"))] {
+        let (answer, calls) = asked(ca_file.as_deref()).await;
+        answer.problem(503, "unavailable");
+        assert_eq!(calls, 0, "{ca_file:?}");
+    }
+    stop.cancel();
+    serving.await.unwrap().unwrap();
 }

@@ -9,6 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use tokio::sync::watch;
 
+use super::authority::Authority;
+
 /// What it answers.
 #[derive(Clone)]
 pub enum Mood {
@@ -29,6 +31,18 @@ struct Shared {
     released: Arc<watch::Sender<bool>>,
 }
 
+impl Shared {
+    fn with(mood: Mood) -> (Self, Router) {
+        let shared = Self {
+            mood: Arc::new(Mutex::new(mood)),
+            asked: Arc::new(watch::Sender::new(0)),
+            released: Arc::new(watch::Sender::new(false)),
+        };
+        let router = Router::new().route("/keys", get(answer)).with_state(shared.clone());
+        (shared, router)
+    }
+}
+
 /// A server on loopback; it ends with the test's runtime.
 pub struct Issuer {
     pub url: String,
@@ -37,16 +51,18 @@ pub struct Issuer {
 
 impl Issuer {
     pub async fn start(mood: Mood) -> Self {
-        let shared = Shared {
-            mood: Arc::new(Mutex::new(mood)),
-            asked: Arc::new(watch::Sender::new(0)),
-            released: Arc::new(watch::Sender::new(false)),
-        };
+        let (shared, router) = Shared::with(mood);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/keys", listener.local_addr().unwrap());
-        let router = Router::new().route("/keys", get(answer)).with_state(shared.clone());
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { url, shared }
+    }
+
+    /// By TLS, with a certificate for `host`; its address is 127.0.0.1 whatever that is.
+    pub async fn start_tls(authority: &Authority, host: &str, mood: Mood) -> Self {
+        let (shared, router) = Shared::with(mood);
+        let port = authority.serve(host, router).await;
+        Self { url: format!("https://127.0.0.1:{port}/keys"), shared }
     }
 
     pub fn set(&self, mood: Mood) {
