@@ -9,7 +9,7 @@ use usage_service::health::Health;
 use crate::auth::Asks;
 use crate::routes::{aggregated, allowances, raw, records, types, watermarks};
 use crate::state::App;
-use crate::{auth, observe};
+use crate::{auth, framing, observe};
 
 /// One method of one path, and the action that a caller must be permitted.
 pub struct Endpoint {
@@ -60,5 +60,6 @@ pub fn router(app: App, health: &Health) -> Router {
         .with_state(app)
         .merge(health.probes())
         .layer(CatchPanicLayer::custom(observe::panicked))
+        .layer(axum::middleware::from_fn(framing::one_reading))
         .layer(axum::middleware::from_fn(observe::layer))
 }

@@ -18,6 +18,7 @@ pub mod decimal;
 pub mod etag;
 pub mod failure;
 pub mod filters;
+pub mod framing;
 pub mod grant;
 pub mod hints;
 pub mod observe;

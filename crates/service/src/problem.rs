@@ -21,6 +21,7 @@ macro_rules! problem_types {
 
 problem_types! {
     INVALID_PARAMETER BAD_REQUEST "invalid-parameter" "A query parameter is not valid"
+    INVALID_REQUEST BAD_REQUEST "invalid-request" "The request can be read in more than one way"
     INVALID_BODY BAD_REQUEST "invalid-body" "The request body is not valid"
     INVALID_CURSOR BAD_REQUEST "invalid-cursor" "The cursor does not belong to this query"
     UNAUTHENTICATED UNAUTHORIZED "unauthenticated" "A valid token is required"

@@ -94,6 +94,7 @@ async fn stream_meets_a_full_house(path: &str, accept: &str, lines: usize) {
         api.add("tokens", "1", &format!("2026-01-01T{:02}:{:02}:00Z", at / 60, at % 60));
     }
     let request = Request::get(path)
+        .header("host", "api.example")
         .header("accept", accept)
         .header("authorization", bearer(api.tenant, Scopes::all()))
         .body(Body::empty());

@@ -21,6 +21,7 @@ mod process;
 mod raw;
 mod real;
 mod refused;
+mod smuggled;
 mod streams;
 mod support;
 mod types;

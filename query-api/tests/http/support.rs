@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -167,7 +167,9 @@ impl Harness {
     }
 }
 
-pub async fn send(router: &Router, request: Request<Body>) -> Answer {
+pub async fn send(router: &Router, mut request: Request<Body>) -> Answer {
+    // As every client says it.
+    request.headers_mut().entry("host").or_insert(HeaderValue::from_static("api.example"));
     let response = router.clone().oneshot(request).await.unwrap();
     let (status, headers) = (response.status(), response.headers().clone());
     let body = response.into_body().collect().await;
