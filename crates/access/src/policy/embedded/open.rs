@@ -84,8 +84,17 @@ impl Axis {
         Self { tried: listed.iter().map(|items| items.first().cloned()).collect(), listed }
     }
 
-    /// What is left of the list without the kinds that were refused.
+    /// And that nothing is named: a policy can ask for one name where there is another.
+    fn or_none(mut self) -> Self {
+        self.tried.push(None);
+        self
+    }
+
+    /// What is left of the list without the kinds that were refused; nothing where it was refused to name none.
     fn without(&self, refused: &BTreeSet<usize>) -> Option<Vec<String>> {
+        if refused.iter().any(|index| *index >= self.listed.len()) {
+            return None;
+        }
         let kept = self.listed.iter().enumerate().filter(|(index, _)| !refused.contains(index));
         let kept: Vec<_> = kept.flat_map(|(_, items)| items.iter().cloned()).collect();
         (!kept.is_empty()).then_some(kept)
@@ -152,8 +161,8 @@ fn metrics(set: &CheckedSet, request: &PolicyRequest<'_>, bounds: &Constraints) 
     match (request.metric, &bounds.metrics) {
         (Some(named), _) => Axis::as_asked(Some(named.to_owned())),
         (None, _) if !set.kinds.look() => Axis::as_asked(None),
-        (None, Some(listed)) => names(set, listed, Words::metric, special),
-        (None, None) => Axis::one_of_each(set.kinds.metrics.iter().cloned()),
+        (None, Some(listed)) => names(set, listed, Words::metric, special).or_none(),
+        (None, None) => Axis::one_of_each(set.kinds.metrics.iter().cloned()).or_none(),
     }
 }
 
@@ -167,8 +176,11 @@ fn sources(set: &CheckedSet, request: &PolicyRequest<'_>, bounds: &Constraints) 
     match (request.source, &bounds.sources) {
         (Some(named), _) => Axis::as_asked(Some(named.to_owned())),
         (None, _) if !set.kinds.look() => Axis::as_asked(None),
-        (None, Some(listed)) => names(set, listed, Words::source, special),
-        (None, None) => Axis::one_of_each(set.kinds.sources.iter().cloned().chain(own.map(str::to_owned))),
+        (None, Some(listed)) => names(set, listed, Words::source, special).or_none(),
+        (None, None) => {
+            let kinds = set.kinds.sources.iter().cloned().chain(own.map(str::to_owned));
+            Axis::one_of_each(kinds).or_none()
+        }
     }
 }
 

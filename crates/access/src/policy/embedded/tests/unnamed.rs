@@ -59,6 +59,30 @@ fn a_permit_that_leaves_a_metric_out_leaves_it_out_of_what_is_open_too() {
     assert_eq!(found.metrics, names(&["calls"]));
 }
 
+/// By name such a metric is denied without its source, so a request that names neither must not have it.
+#[test]
+fn what_has_to_be_named_together_is_not_had_by_naming_nothing() {
+    let permit = r#"permit (principal is Caller, action == Action::"read", resource);"#;
+    let secret = r#"forbid (principal, action, resource)
+        when { context has metric && context.metric == Metric::"secret" } unless { context has source };"#;
+    assert_eq!(read_with(&format!("{permit}\n{secret}")), Decision::Deny);
+    let found = permitted(read_with(&format!("@metrics(\"calls, secret\") {permit}\n{secret}")));
+    assert_eq!((found.metrics, found.sources), (names(&["calls"]), None));
+    let source = r#"forbid (principal, action, resource)
+        when { context has source && context.source == Source::"mail" } unless { context has metric };"#;
+    assert_eq!(read_with(&format!("{permit}\n{source}")), Decision::Deny);
+    let listed = format!("@metrics(\"calls\") @sources(\"llm, mail\") {permit}\n{source}");
+    let found = permitted(read_with(&listed));
+    assert_eq!((found.metrics, found.sources), (names(&["calls"]), names(&["llm"])));
+    // The same of any source, and of each by the other.
+    let neither =
+        r#"forbid (principal, action, resource) when { context has source } unless { context has metric };"#;
+    assert_eq!(read_with(&format!("{permit}\n{neither}")), Decision::Deny);
+    let both =
+        r#"forbid (principal, action, resource) when { (context has source) != (context has metric) };"#;
+    assert_eq!(read_with(&format!("{permit}\n{both}")), Decision::Deny);
+}
+
 #[test]
 fn a_listed_tenant_that_is_forbidden_is_not_in_the_answer() {
     let permit = format!(
@@ -148,19 +172,24 @@ proptest! {
         let context = all_scopes();
         let Decision::Permit(bounds) = set.decide(&ask(&context, Action::Read)) else { return Ok(()) };
         for tenant in [OWN, OTHER, THIRD] {
-            for metric in ["calls", "salaries", "bonuses", "other", "unheard"] {
-                for source in ["mail", "llm", "other", "unheard"] {
-                    let allowed = bounds.tenants.as_ref().map_or(tenant == OWN, |set| set.contains(&tenant))
-                        && bounds.metrics.as_ref().is_none_or(|set| set.contains(metric))
-                        && bounds.sources.as_ref().is_none_or(|set| set.contains(source));
-                    let named = PolicyRequest {
-                        tenant_id: Some(tenant),
-                        metric: Some(metric),
-                        source: Some(source),
-                        ..ask(&context, Action::Read)
+            // Naming none asks for no more than what is left of it.
+            for metric in [Some("calls"), Some("salaries"), Some("bonuses"), Some("other"), Some("unheard"), None] {
+                for source in [Some("mail"), Some("llm"), Some("other"), Some("unheard"), None] {
+                    let within = |set: &Option<BTreeSet<String>>, named: Option<&str>| match (set, named) {
+                        (Some(set), Some(named)) => set.contains(named),
+                        _ => true,
                     };
+                    let allowed = bounds.tenants.as_ref().map_or(tenant == OWN, |set| set.contains(&tenant))
+                        && within(&bounds.metrics, metric)
+                        && within(&bounds.sources, source);
+                    let named =
+                        PolicyRequest { tenant_id: Some(tenant), metric, source, ..ask(&context, Action::Read) };
                     let permitted = matches!(set.decide(&named), Decision::Permit(_));
-                    prop_assert!(permitted || !allowed, "{tenant} {metric} {source}\n{}", policies.join("\n"));
+                    prop_assert!(
+                        permitted || !allowed,
+                        "{tenant} {metric:?} {source:?}\n{}",
+                        policies.join("\n")
+                    );
                 }
             }
         }
