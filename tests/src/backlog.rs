@@ -119,7 +119,8 @@ pub(crate) fn send(
     }
 }
 
-pub(crate) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+/// Bytes of hex digits.
+pub fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
     let digits = text
         .as_bytes()
         .chunks(2)

@@ -98,10 +98,7 @@ impl Control {
     /// # Errors
     /// [`ControlError::Address`].
     pub fn connect_lazy(database: &DatabaseConfig) -> Result<Self, ControlError> {
-        let options = database
-            .options()?
-            .application_name("usage-control")
-            .log_statements(tracing::log::LevelFilter::Trace);
+        let options = database.options()?.application_name("usage-control");
         let bounded = options.clone().options([
             ("statement_timeout", STATEMENT_WITHIN.as_millis().to_string()),
             ("lock_timeout", STATEMENT_WITHIN.as_millis().to_string()),

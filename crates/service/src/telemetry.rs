@@ -13,8 +13,11 @@ use std::time::Duration;
 use metrics::SharedString;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde::Deserialize;
+use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
 use uuid::Uuid;
 
 use crate::metric_names::{self, Type};
@@ -132,10 +135,19 @@ where
 {
     let filter = EnvFilter::try_new(&config.filter).map_err(TelemetryError::Filter)?;
     let builder = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter);
+    let discreet = filter_fn(is_discreet);
     Ok(match config.format {
-        LogFormat::Human => Box::new(builder.with_ansi(false).finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).with_current_span(true).finish()),
+        LogFormat::Human => Box::new(builder.with_ansi(false).finish().with(discreet)),
+        LogFormat::Json => {
+            Box::new(builder.json().flatten_event(true).with_current_span(true).finish().with(discreet))
+        }
     })
+}
+
+/// ClickHouse's driver repeats at level debug what the server says of data that it refuses, with the data. No filter brings that into the log.
+fn is_discreet(metadata: &Metadata<'_>) -> bool {
+    let driver = metadata.target().split("::").next() == Some("clickhouse");
+    !driver || *metadata.level() <= Level::INFO
 }
 
 impl Telemetry {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use sqlx::{Connection, PgConnection};
 use usage_service::config::DatabaseConfig;
 
 use super::RelayError;
@@ -56,8 +56,7 @@ impl Database {
         let options = database
             .options()
             .map_err(|error| RelayError::Config(format!("source_database.url {error}")))?
-            .application_name("usage-relay")
-            .disable_statement_logging();
+            .application_name("usage-relay");
         Ok(Self { options, schema: schema.map(Into::into) })
     }
 

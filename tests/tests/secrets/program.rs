@@ -90,6 +90,21 @@ pub async fn checked(pipeline: &Pipeline, program: &str, config: &str) -> anyhow
     program.output()
 }
 
+/// Runs a program until it has written `said` and what is asked of it then is answered; all that it wrote, and the answer.
+pub async fn serving<T>(
+    pipeline: &Pipeline,
+    program: &str,
+    config: &str,
+    said: &str,
+    ask: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(String, T)> {
+    let mut program = Program::start(pipeline, program, config, &[], "")?;
+    program.wrote(said).await?;
+    let answer = ask.await?;
+    program.child.kill().await?;
+    Ok((program.output()?, answer))
+}
+
 /// Runs a program into a panic at its fail point; all that it wrote.
 pub async fn panicking(
     pipeline: &Pipeline,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
+use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use super::{Endpoint, Setting};
@@ -233,7 +234,7 @@ impl DatabaseConfig {
         }
     }
 
-    /// What sqlx needs to connect; plaintext beyond loopback only if it is allowed.
+    /// What sqlx needs to connect; plaintext beyond loopback only if it is allowed. Statements are not logged, slow ones neither.
     ///
     /// # Errors
     /// The address, without a part of it.
@@ -245,6 +246,6 @@ impl DatabaseConfig {
         };
         let options = transport::postgres_options(self.url.expose_secret(), &files)?;
         transport::postgres(&options).permit(self.allow_plaintext, transport::VERIFY_FULL)?;
-        Ok(options)
+        Ok(options.disable_statement_logging())
     }
 }

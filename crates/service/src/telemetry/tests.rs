@@ -71,6 +71,28 @@ fn directives_choose_by_module() {
     assert!(matches!(subscriber(&config, io::sink), Err(TelemetryError::Filter(_))));
 }
 
+/// The driver's own crate: `usage_storage::clickhouse` is ours, and quotes nothing.
+#[test]
+fn no_filter_shows_what_the_driver_quotes() {
+    for filter in ["trace", "debug", "clickhouse=trace", "clickhouse::response=trace,usage_storage=debug"] {
+        for format in [LogFormat::Human, LogFormat::Json] {
+            let lines = Lines::default();
+            let writer = lines.clone();
+            let config = TelemetryConfig { format, filter: filter.into(), ..TelemetryConfig::default() };
+            let subscriber = subscriber(&config, move || writer.clone()).unwrap();
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::debug!(target: "clickhouse::response", error = "value = hunter2", "response error");
+                tracing::trace!(target: "clickhouse", "hunter2");
+                tracing::debug!(target: "usage_storage::clickhouse", "ours");
+                tracing::warn!(target: "clickhouse::response", "a warning");
+            });
+            let text = lines.text();
+            assert!(!text.contains("hunter2") && text.contains("a warning"), "{filter}: {text}");
+            assert_eq!(text.contains("ours"), !filter.starts_with("clickhouse="), "{filter}: {text}");
+        }
+    }
+}
+
 #[test]
 fn histograms_have_our_buckets_and_metrics_their_help() {
     let recorder = builder().unwrap().build_recorder();
