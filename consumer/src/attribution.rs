@@ -39,6 +39,17 @@ impl Allowed {
             Self::Metrics(metrics) => metrics.contains(metric),
         }
     }
+
+    /// Allows one more metric.
+    pub fn permit(&mut self, metric: &str) {
+        match self {
+            Self::Nothing => *self = Self::Metrics(BTreeSet::from([metric.into()])),
+            Self::Everything => {}
+            Self::Metrics(metrics) => {
+                metrics.insert(metric.into());
+            }
+        }
+    }
 }
 
 /// What the policy point said about a source and a tenant.
@@ -46,6 +57,8 @@ impl Allowed {
 pub struct Permission {
     pub source: String,
     pub tenant_id: Uuid,
+    /// The metrics that were asked about: one that is not allowed is refused. Nothing is known of others that are not allowed.
+    pub asked: BTreeSet<String>,
     /// As the question had it: a source that was registered otherwise is another question.
     pub attribution: Attribution,
     /// Of the policies that answered.
@@ -53,27 +66,42 @@ pub struct Permission {
     pub allowed: Allowed,
 }
 
+/// A source and a tenant to be asked about, and the metrics that it is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pair {
+    pub source: String,
+    pub tenant_id: Uuid,
+    pub metrics: BTreeSet<String>,
+}
+
 /// Sources and tenants to be asked about, each pair once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pairs(BTreeMap<Uuid, Vec<String>>);
+pub struct Pairs(BTreeMap<Uuid, Vec<Pair>>);
 
 impl Pairs {
-    /// Without an allocation for a pair that is there.
-    pub fn add(&mut self, source: &str, tenant_id: Uuid) {
-        let sources = self.0.entry(tenant_id).or_default();
-        if !sources.iter().any(|known| known == source) {
-            sources.push(source.into());
+    /// Without an allocation for what is there.
+    pub fn add(&mut self, source: &str, tenant_id: Uuid, metric: &str) {
+        let metrics = self.metrics(source, tenant_id);
+        if !metrics.contains(metric) {
+            metrics.insert(metric.into());
         }
+    }
+
+    fn metrics(&mut self, source: &str, tenant_id: Uuid) -> &mut BTreeSet<String> {
+        let pairs = self.0.entry(tenant_id).or_default();
+        let at = pairs.iter().position(|pair| pair.source == source).unwrap_or_else(|| {
+            pairs.push(Pair { source: source.into(), tenant_id, metrics: BTreeSet::new() });
+            pairs.len() - 1
+        });
+        &mut pairs[at].metrics
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub fn into_pairs(self) -> Vec<(String, Uuid)> {
-        let pairs =
-            |(tenant, sources): (Uuid, Vec<String>)| sources.into_iter().map(move |source| (source, tenant));
-        self.0.into_iter().flat_map(pairs).collect()
+    pub fn into_pairs(self) -> Vec<Pair> {
+        self.0.into_values().flatten().collect()
     }
 }
 
@@ -81,6 +109,7 @@ impl Pairs {
 struct Known {
     attribution: Attribution,
     allowed: Allowed,
+    asked: BTreeSet<String>,
     since: Instant,
     used: Cell<bool>,
 }
@@ -95,7 +124,7 @@ impl Permissions {
     /// Answers as they came, refusals too: for the batch that asked.
     pub fn of(answers: &[Permission], now: Instant) -> Self {
         let mut permissions = Self::default();
-        answers.iter().for_each(|answer| permissions.put(answer, now));
+        answers.iter().for_each(|answer| permissions.put(answer.clone(), now));
         permissions
     }
 
@@ -112,26 +141,41 @@ impl Permissions {
             return None;
         }
         known.used.set(true);
-        Some(known.allowed.includes(metric))
-    }
-
-    /// Remembers a permission; a refusal makes one forgotten.
-    pub fn learn(&mut self, answer: &Permission, now: Instant) {
-        if answer.allowed != Allowed::Nothing {
-            self.put(answer, now);
-        } else if let Some(tenants) = self.by_source.get_mut(&answer.source) {
-            tenants.remove(&answer.tenant_id);
+        match known.allowed.includes(metric) {
+            true => Some(true),
+            false => known.asked.contains(metric).then_some(false),
         }
     }
 
-    fn put(&mut self, answer: &Permission, now: Instant) {
-        let known = Known {
-            attribution: answer.attribution,
-            allowed: answer.allowed.clone(),
-            since: now,
-            used: Cell::new(false),
-        };
-        self.by_source.entry(answer.source.clone()).or_default().insert(answer.tenant_id, known);
+    /// Remembers a permission; a refusal makes one forgotten. Metrics that were permitted before and not asked about now stay
+    /// permitted, for as long as they would have.
+    pub fn learn(&mut self, answer: &Permission, now: Instant) {
+        let (mut answer, mut since) = (answer.clone(), now);
+        let known =
+            self.by_source.get_mut(&answer.source).and_then(|tenants| tenants.remove(&answer.tenant_id));
+        if let Some(Known { attribution, allowed: Allowed::Metrics(mut before), since: began, .. }) = known
+            && attribution == answer.attribution
+        {
+            before.retain(|metric| !answer.asked.contains(metric) && !answer.allowed.includes(metric));
+            if !before.is_empty() && answer.allowed != Allowed::Everything {
+                since = began;
+                if let Allowed::Metrics(metrics) = &answer.allowed {
+                    before.extend(metrics.iter().cloned());
+                }
+                answer.allowed = Allowed::Metrics(before);
+            }
+        }
+        if answer.allowed != Allowed::Nothing {
+            // Refusals are not remembered.
+            answer.asked.clear();
+            self.put(answer, since);
+        }
+    }
+
+    fn put(&mut self, answer: Permission, since: Instant) {
+        let Permission { source, tenant_id, asked, attribution, generation: _, allowed } = answer;
+        let known = Known { attribution, allowed, asked, since, used: Cell::new(false) };
+        self.by_source.entry(source).or_default().insert(tenant_id, known);
     }
 
     /// Forgets what is older than `age`; returns what is in use and half that old, to be asked again before a batch has to wait.
@@ -141,7 +185,10 @@ impl Permissions {
             tenants.retain(|tenant, known| {
                 let old = now.saturating_duration_since(known.since);
                 if old < age && old >= age / 2 && known.used.get() {
-                    due.add(source, *tenant);
+                    let metrics = due.metrics(source, *tenant);
+                    if let Allowed::Metrics(known) = &known.allowed {
+                        metrics.extend(known.iter().cloned());
+                    }
                 }
                 old < age
             });
@@ -169,10 +216,16 @@ mod tests {
         Permission {
             source: "mail".into(),
             tenant_id: TENANT,
+            asked: BTreeSet::from(["sent".into()]),
             attribution: Attribution::ByPolicy,
             generation: 0,
             allowed,
         }
+    }
+
+    fn pair(metrics: &[&str]) -> Pair {
+        let metrics = metrics.iter().map(|name| (*name).to_string()).collect();
+        Pair { source: "mail".into(), tenant_id: TENANT, metrics }
     }
 
     fn allows(permissions: &Permissions) -> Option<bool> {
@@ -238,7 +291,7 @@ mod tests {
         assert_eq!(allows(&permissions), Some(true));
         assert!(permissions.age(AGE, now + AGE / 4).is_empty(), "it is young");
         let due = permissions.age(AGE, now + AGE / 2);
-        assert_eq!(due.into_pairs(), [("mail".to_string(), TENANT)]);
+        assert_eq!(due.into_pairs(), [pair(&[])]);
         assert_eq!(allows(&permissions), Some(true));
         assert!(permissions.age(AGE, now + AGE).is_empty());
         assert_eq!(allows(&permissions), None);
@@ -247,9 +300,51 @@ mod tests {
     #[test]
     fn a_pair_is_asked_about_once() {
         let mut pairs = Pairs::default();
-        for (source, tenant) in [("mail", 1), ("mail", 2), ("mail", 1), ("llm", 1)] {
-            pairs.add(source, Uuid::from_u128(tenant));
+        for (source, tenant, metric) in [
+            ("mail", 7, "sent"),
+            ("mail", 2, "sent"),
+            ("mail", 7, "lost"),
+            ("llm", 7, "sent"),
+            ("mail", 7, "sent"),
+        ] {
+            pairs.add(source, Uuid::from_u128(tenant), metric);
         }
-        assert_eq!(pairs.into_pairs().len(), 3);
+        let pairs = pairs.into_pairs();
+        assert_eq!(pairs.len(), 3);
+        assert!(pairs.contains(&pair(&["lost", "sent"])));
+    }
+
+    #[test]
+    fn metrics_that_were_permitted_by_name_are_remembered_together() {
+        let now = Instant::now();
+        let mut permissions = Permissions::default();
+        let named = |asked: &[&str], allowed: &[&str]| {
+            let names =
+                |names: &[&str]| names.iter().map(|name| (*name).to_string()).collect::<BTreeSet<_>>();
+            let allowed =
+                if allowed.is_empty() { Allowed::Nothing } else { Allowed::Metrics(names(allowed)) };
+            Permission { asked: names(asked), ..permission(allowed) }
+        };
+        let of = |permissions: &Permissions| {
+            ["sent", "lost"].map(|metric| permissions.allows("mail", Attribution::ByPolicy, TENANT, metric))
+        };
+        permissions.learn(&named(&["sent"], &["sent"]), now);
+        assert_eq!(of(&permissions), [Some(true), None], "nobody was asked about the other one");
+        permissions.learn(&named(&["lost"], &["lost"]), now + AGE / 2);
+        assert_eq!(of(&permissions), [Some(true), Some(true)]);
+        let due = permissions.age(AGE, now + AGE / 2);
+        assert_eq!(due.into_pairs(), [pair(&["lost", "sent"])]);
+        // What is refused now is allowed no more, and what was asked about first ends first.
+        permissions.learn(&named(&["lost"], &[]), now + AGE / 2);
+        assert_eq!(of(&permissions), [Some(true), None]);
+        permissions.learn(&named(&["lost"], &["lost"]), now + AGE / 2);
+        assert!(permissions.age(AGE, now + AGE).is_empty());
+        assert_eq!(of(&permissions), [None, None]);
+        // For the batch that asked a refusal is one of the metrics that it asked about.
+        assert_eq!(
+            of(&Permissions::of(&[named(&["sent", "lost"], &["lost"])], now)),
+            [Some(false), Some(true)]
+        );
+        assert_eq!(of(&Permissions::of(&[named(&["lost"], &["lost"])], now)), [None, Some(true)]);
     }
 }

@@ -208,7 +208,7 @@ impl Ledger {
                 }
             }
             Verdict::OnBehalf { record, .. } => {
-                self.open.pairs.add(record.source, record.tenant_id);
+                self.open.pairs.add(record.source, record.tenant_id, record.metric);
                 return Some(self.defer(message, judge, copy(), true, now));
             }
             Verdict::Refused(refusal) if refusal.by_registry => {
@@ -346,7 +346,7 @@ impl Ledger {
                 Verdict::Refused(refusal) => registry |= refusal.by_registry && !asked.registry,
                 Verdict::OnBehalf { record, .. } if permitted(&record).is_none() => {
                     registry = true;
-                    open.pairs.add(record.source, record.tenant_id);
+                    open.pairs.add(record.source, record.tenant_id, record.metric);
                 }
                 Verdict::OnBehalf { record, .. } if permitted(&record) == Some(false) => {}
                 Verdict::Record { record, .. } | Verdict::OnBehalf { record, .. } => {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use usage_access::policy::{Action, Decision, PolicyError, PolicyRequest, Principal};
+use usage_control::Attribution;
 use usage_service::error_chain::error_chain;
 use usage_service::metric_names;
-use uuid::Uuid;
 
-use crate::attribution::{Allowed, Pairs, Permission};
+use crate::attribution::{Allowed, Pair, Pairs, Permission};
 use crate::judge::Registry;
 use crate::link::Event;
 use crate::services::Services;
@@ -60,23 +60,20 @@ pub async fn refresh(services: Arc<Services>, registry: Arc<Registry>, pairs: Pa
 #[derive(Default)]
 struct Asked {
     answers: Vec<Permission>,
-    unanswered: Vec<(String, Uuid)>,
+    unanswered: Vec<Pair>,
     /// Why the last of them has no answer.
     error: Option<PolicyError>,
 }
 
-async fn ask_once(services: &Services, registry: &Registry, pairs: Vec<(String, Uuid)>) -> Asked {
-    let one = |(source, tenant): (String, Uuid)| async move {
-        let permission = permission(services, registry, &source, tenant).await;
-        (permission, source, tenant)
-    };
+async fn ask_once(services: &Services, registry: &Registry, pairs: Vec<Pair>) -> Asked {
+    let one = |pair: Pair| async move { (permission(services, registry, &pair).await, pair) };
     let mut results = futures::stream::iter(pairs.into_iter().map(one)).buffer_unordered(AT_ONCE);
     let mut asked = Asked::default();
-    while let Some((permission, source, tenant)) = results.next().await {
+    while let Some((permission, pair)) = results.next().await {
         match permission {
             Ok(permission) => asked.answers.extend(permission),
             Err(error) => {
-                asked.unanswered.push((source, tenant));
+                asked.unanswered.push(pair);
                 asked.error = Some(error);
             }
         }
@@ -85,29 +82,49 @@ async fn ask_once(services: &Services, registry: &Registry, pairs: Vec<(String, 
 }
 
 /// `None` if the registry allows it without a question.
+///
+/// The first question names no metric, so that its answer serves for all of them. A policy that tells metrics apart may have to refuse
+/// that ("all but one" is no answer); so the metrics that it does not permit are asked about by name.
 async fn permission(
     services: &Services,
     registry: &Registry,
-    source: &str,
-    tenant_id: Uuid,
+    pair: &Pair,
 ) -> Result<Option<Permission>, PolicyError> {
-    let attribution = registry.attribution(source);
-    if attribution.home_tenant() == Some(tenant_id) {
+    let attribution = registry.attribution(&pair.source);
+    if attribution.home_tenant() == Some(pair.tenant_id) {
         return Ok(None);
     }
     // Before the question: an answer by policies that change meanwhile counts as one by the old ones.
     let generation = services.policy.generation();
+    let mut allowed = decide(services, pair, attribution, None).await?;
+    for metric in &pair.metrics {
+        if !allowed.includes(metric)
+            && decide(services, pair, attribution, Some(metric)).await?.includes(metric)
+        {
+            allowed.permit(metric);
+        }
+    }
+    let Pair { source, tenant_id, metrics: asked } = pair.clone();
+    Ok(Some(Permission { source, tenant_id, asked, attribution, generation, allowed }))
+}
+
+async fn decide(
+    services: &Services,
+    pair: &Pair,
+    attribution: Attribution,
+    metric: Option<&str>,
+) -> Result<Allowed, PolicyError> {
     let principal = Principal::Source {
-        name: source,
+        name: &pair.source,
         home_tenant: attribution.home_tenant(),
         any_tenant: attribution.any_tenant(),
     };
     let request = PolicyRequest {
         principal,
         action: Action::EmitOnBehalf,
-        tenant_id: Some(tenant_id),
-        metric: None,
-        source: Some(source),
+        tenant_id: Some(pair.tenant_id),
+        metric,
+        source: Some(&pair.source),
     };
     let decision = services.policy.decide(&request).await;
     let word = match &decision {
@@ -116,6 +133,5 @@ async fn permission(
         Err(_) => "error",
     };
     metrics::counter!(metric_names::CONSUMER_POLICY_QUESTIONS_TOTAL, "answer" => word).increment(1);
-    let allowed = Allowed::by(decision?, source, tenant_id);
-    Ok(Some(Permission { source: source.into(), tenant_id, attribution, generation, allowed }))
+    Ok(Allowed::by(decision?, &pair.source, pair.tenant_id))
 }

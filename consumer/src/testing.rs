@@ -1,5 +1,6 @@
 //! Messages and a judge for unit tests.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,6 +34,7 @@ pub fn permission(tenant_id: Uuid, allowed: Allowed) -> Permission {
     Permission {
         source: SOURCE.into(),
         tenant_id,
+        asked: BTreeSet::from(["llm.tokens".into(), "llm.calls".into()]),
         attribution: Attribution::AnyTenant,
         generation: 0,
         allowed,

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use support::{Pipeline, SOURCE, Totals, eventually, logs};
 use usage_access::policy::{
-    Action, Constraints, Decision, PolicyDecisionPoint, PolicyError, PolicyRequest, Principal,
+    Action, Constraints, DEFAULT_POLICIES, Decision, EmbeddedPolicies, PolicyDecisionPoint, PolicyError,
+    PolicyRequest, Principal,
 };
-use usage_control::Attribution;
+use usage_control::{Attribution, NewUsageType};
 use uuid::Uuid;
 
 /// What the policy point does when it is asked about a tenant.
@@ -137,6 +138,44 @@ async fn a_policy_point_that_is_away_holds_its_partition_and_nobody_else() {
     pipeline.end().await;
 }
 
+/// Policies that tell metrics apart by a condition can't answer for all of them at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_about_one_metric_neither_lets_it_through_nor_holds_up_the_others() {
+    logs();
+    let pipeline = Pipeline::start(1).await;
+    let tenant = pipeline.tenant_of(0);
+    pipeline.control.set_source(SOURCE, Attribution::AnyTenant).await.unwrap();
+    let mut mails = pipeline.record(tenant, "mails", 1);
+    mails.metric = "mails".into();
+    let registered = NewUsageType::new("mails", mails.kind, "mail");
+    pipeline.control.register_type(&registered).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in DEFAULT_POLICIES {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    // As in docs/policies.md.
+    let mails_by_mail_only = r#"
+        forbid (principal, action in [Action::"emit", Action::"emit_on_behalf"], resource)
+        when { context has metric && context.metric == Metric::"mails" }
+        unless { context has source && context.source == Source::"mail" };"#;
+    std::fs::write(folder.path().join("mails.cedar"), mails_by_mail_only).unwrap();
+    let policies = Arc::new(EmbeddedPolicies::open(folder.path()).unwrap());
+    let worker = pipeline.worker_under(policies, &SETTINGS);
+    for round in 0..2 {
+        let mut forbidden = mails.clone();
+        forbidden.idempotency_key = Some(format!("mails-{round}"));
+        forbidden.record_id = usage_schemas::ids::record_id(tenant, &format!("mails-{round}"));
+        pipeline.send_records(&[pipeline.record(tenant, &format!("{round}"), 1), forbidden]).await;
+        pipeline.settled().await;
+    }
+    assert_eq!(pipeline.totals(tenant).await, Totals::exactly(2, 2));
+    let letters = pipeline.dead_letters().await;
+    assert!(letters.iter().all(|letter| letter.reason() == "forbidden_tenant"));
+    assert_eq!(letters.len(), 2);
+    worker.stop().await;
+    pipeline.end().await;
+}
+
 /// A plan is carried out to the letter: what its batch was permitted stays, whatever is permitted now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_takeover_carries_a_plan_out_without_asking_again() {
@@ -154,10 +193,10 @@ async fn a_takeover_carries_a_plan_out_without_asking_again() {
     pipeline.settled().await;
     assert_eq!(pipeline.totals(refused).await, Totals::exactly(1, 1));
     assert_eq!((policies.asked(refused), pipeline.dead_letters().await.len()), (0, 0));
-    // The next record is another batch.
+    // The next record is another batch: asked about without its metric, and with it.
     pipeline.send_records(&[pipeline.record(refused, "b", 1)]).await;
     pipeline.settled().await;
-    assert_eq!((policies.asked(refused), pipeline.dead_letters().await.len()), (1, 1));
+    assert_eq!((policies.asked(refused), pipeline.dead_letters().await.len()), (2, 1));
     worker.stop().await;
     pipeline.end().await;
 }

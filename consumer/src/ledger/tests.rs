@@ -13,7 +13,7 @@ use usage_schemas::Reason;
 use uuid::Uuid;
 
 use super::*;
-use crate::attribution::{Allowed, Permission, Permissions};
+use crate::attribution::{Allowed, Pair, Permission, Permissions};
 use crate::batch::Decided;
 use crate::plan::{Committed, METADATA_LIMIT, NotKept};
 use crate::testing::{TENANTS, copy, judge, permission};
@@ -54,7 +54,7 @@ struct World {
     /// What the policy point says of tenants for whom nothing is known yet; nothing is a refusal.
     policy: HashMap<Uuid, Allowed>,
     /// What it was asked about, in order.
-    pairs: Vec<(String, Uuid)>,
+    pairs: Vec<Pair>,
     used: Charge,
     /// Number of the last question.
     asked: u64,
@@ -123,8 +123,9 @@ impl World {
         let counts = QuotaCounts { batch_seq: self.advanced, records: records.collect() };
         let counters = question.counters.clone();
         let pairs = question.pairs.clone().into_pairs();
-        let said = |(_, tenant): &(String, Uuid)| {
-            permission(*tenant, self.policy.get(tenant).cloned().unwrap_or(Allowed::Nothing))
+        let said = |pair: &Pair| {
+            let allowed = self.policy.get(&pair.tenant_id).cloned().unwrap_or(Allowed::Nothing);
+            Permission { asked: pair.metrics.clone(), ..permission(pair.tenant_id, allowed) }
         };
         let said: Vec<Permission> = pairs.iter().map(said).collect();
         let permissions = Permissions::of(&said, Instant::now());

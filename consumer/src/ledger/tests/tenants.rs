@@ -39,7 +39,10 @@ fn each_pair_is_asked_about_once_a_batch_and_a_refusal_each_time() {
         world.finish();
     }
     world.drain();
-    let asked = |tenant| world.pairs.iter().filter(|(source, of)| source == SOURCE && *of == tenant).count();
+    let asked = |tenant| {
+        let of = |pair: &&Pair| pair.source == SOURCE && pair.tenant_id == tenant;
+        world.pairs.iter().filter(of).count()
+    };
     assert_eq!((asked(PERMITTED), asked(REFUSED), asked(tenant())), (1, 2, 0));
     let refused: Vec<i64> =
         world.fates().iter().filter(|(_, why)| forbidden(why)).map(|(offset, _)| *offset).collect();
@@ -70,6 +73,32 @@ fn a_permission_for_some_metrics_keeps_these_only() {
     world.drain();
     let refused: Vec<bool> = world.fates().iter().map(|(_, why)| forbidden(why)).collect();
     assert_eq!(refused, [false, true, false, true]);
+}
+
+/// The answer about one metric says nothing about another that becomes known while it is awaited.
+#[test]
+fn a_metric_that_was_not_asked_about_is_asked_about_before_it_is_refused() {
+    let mut other = record(PERMITTED, "other", 1);
+    other.metric = "llm.calls".into();
+    let mut world = World::new(vec![signed(0, &record(PERMITTED, "a", 1)), signed(1, &other)]);
+    world.policy.insert(PERMITTED, Allowed::Metrics(BTreeSet::from(["llm.calls".to_string()])));
+    world.deliver();
+    world.deliver();
+    world.close();
+    let metrics = |world: &World| world.pairs.last().unwrap().metrics.iter().cloned().collect::<Vec<_>>();
+    assert_eq!(metrics(&world), ["llm.tokens"], "the other one is not registered yet");
+    // So nothing was said about it.
+    let said = Permission { asked: BTreeSet::from(["llm.tokens".into()]), ..permission(PERMITTED, Allowed::Nothing) };
+    world.found[0].permissions = Permissions::of(&[said], Instant::now());
+    let mut registry = reregistered(&world, Attribution::AnyTenant);
+    let types = Arc::get_mut(&mut registry).unwrap();
+    crate::testing::register(types, "llm.calls", usage_schemas::Kind::Counter, usage_schemas::Rules::default());
+    world.judge.refresh(registry);
+    world.judge.permissions.clear();
+    world.drain();
+    assert_eq!(metrics(&world), ["llm.calls", "llm.tokens"]);
+    let refused: Vec<bool> = world.fates().iter().map(|(_, why)| forbidden(why)).collect();
+    assert_eq!(refused, [true, false]);
 }
 
 #[test]
@@ -116,7 +145,7 @@ fn a_source_that_is_registered_otherwise_meanwhile_is_asked_about_again() {
         world.ledger.answer(&found, &world.judge, &world.filter, &world.limits, &mut world.asked);
     let again = again.expect("the answer was about another registration");
     // The home is among them, and the registry answers for it.
-    assert!(again.pairs.clone().into_pairs().contains(&(SOURCE.to_string(), PERMITTED)));
+    assert!(again.pairs.clone().into_pairs().iter().any(|pair| pair.tenant_id == PERMITTED));
     let answer = Permission {
         attribution: Attribution::HomeTenant(REFUSED),
         ..permission(PERMITTED, Allowed::Nothing)
