@@ -2,7 +2,8 @@
 //!
 //! Draft 2020-12, asserted formats included, but only keywords that are known here (a misspelt one would demand nothing) and no
 //! references and no `unevaluated…`: both could multiply the work of one check without bound. So a check takes at most the time of each
-//! part of the schema with each part of the metadata.
+//! part of the schema with each part of the metadata, and of each state of its patterns with each byte: both are bounded, since one
+//! record is judged between those of everybody else.
 
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, PatternOptions, Validator};
@@ -15,8 +16,15 @@ use crate::strict_json;
 pub const RULE_BYTES: usize = 8 << 10;
 /// Greatest depth of schemas within schemas, the outer one included.
 pub const RULE_DEPTH: usize = 16;
-/// Bytes that one compiled pattern may take.
+/// Greatest number of schemas within schemas, the outer one included.
+pub const RULE_SCHEMAS: usize = 256;
+/// Bytes that all compiled patterns together may take.
 const PATTERN_BYTES: usize = 256 << 10;
+/// Memory for the automata of all patterns, which are made while they match and make that fast.
+const DFA_BYTES: usize = 2 << 20;
+/// Parts of the schema times parts of the metadata for which it is still found out where the one breaks the other: each of them may be an
+/// error that is made for it.
+const PLACED: usize = 10_000;
 /// Greatest length of a place within a schema that an error shows.
 const PLACE_BYTES: usize = 200;
 const DIALECT: &str = "https://json-schema.org/draft/2020-12/schema";
@@ -51,7 +59,17 @@ const KEYWORDS: [(&str, Holds); 45] = {
 
 /// A schema made ready.
 #[derive(Debug)]
-pub(super) struct MetadataRule(Validator);
+pub(super) struct MetadataRule {
+    validator: Validator,
+    schemas: usize,
+}
+
+/// How much a schema has of what a check takes time for.
+#[derive(Default)]
+struct Size {
+    schemas: usize,
+    patterns: usize,
+}
 
 impl MetadataRule {
     /// # Errors
@@ -62,7 +80,8 @@ impl MetadataRule {
             return Err(bad("is not a JSON object".into()));
         }
         // Before anything recurses into it.
-        walk(schema)?;
+        let Size { schemas, patterns } = walk(schema)?;
+        let patterns = patterns.max(1);
         if schema.to_string().len() > RULE_BYTES {
             return Err(bad(format!("has more than {RULE_BYTES} bytes")));
         }
@@ -72,11 +91,13 @@ impl MetadataRule {
             .should_validate_formats(true)
             .should_ignore_unknown_formats(false)
             .with_pattern_options(
-                PatternOptions::regex().size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES),
+                PatternOptions::regex()
+                    .size_limit(PATTERN_BYTES / patterns)
+                    .dfa_size_limit(DFA_BYTES / patterns),
             )
             .build(schema);
         // The place within the schema is where the error's instance is: the schema was held against its own schema.
-        validator.map(Self).map_err(|error| {
+        validator.map(|validator| Self { validator, schemas }).map_err(|error| {
             RuleFault::new(format!("/metadata{}", error.instance_path()), shortened(&error.to_string()))
         })
     }
@@ -87,7 +108,10 @@ impl MetadataRule {
             None => Value::Object(Map::new()),
             Some(text) => strict(text).map_err(str::to_owned)?,
         };
-        let Err(error) = self.0.validate(&value) else { return Ok(()) };
+        if self.schemas.saturating_mul(parts(&value)) > PLACED {
+            return if self.validator.is_valid(&value) { Ok(()) } else { Err("breaks the schema".into()) };
+        }
+        let Err(error) = self.validator.validate(&value) else { return Ok(()) };
         let place = shortened(error.schema_path().as_str());
         Err(match error.kind() {
             ValidationErrorKind::Required { property: Value::String(name) } => {
@@ -98,10 +122,25 @@ impl MetadataRule {
     }
 }
 
-/// Checks keywords and depth of a schema.
-fn walk(schema: &Value) -> Result<(), RuleFault> {
+/// Values within a value, itself included.
+fn parts(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(parts).sum(),
+        Value::Object(members) => members.values().map(parts).sum(),
+        _ => 0,
+    }
+}
+
+/// Checks keywords, depth and number of schemas.
+fn walk(schema: &Value) -> Result<Size, RuleFault> {
+    let mut size = Size::default();
     let mut todo = vec![(schema, "/metadata".to_owned(), 1)];
     while let Some((schema, place, depth)) = todo.pop() {
+        size.schemas += 1;
+        if size.schemas > RULE_SCHEMAS {
+            let detail = format!("has more than {RULE_SCHEMAS} schemas");
+            return Err(RuleFault::new("/metadata", detail));
+        }
         if depth > RULE_DEPTH {
             return Err(RuleFault::new(place, format!("is more than {RULE_DEPTH} schemas deep")));
         }
@@ -116,6 +155,11 @@ fn walk(schema: &Value) -> Result<(), RuleFault> {
                     _ => "is no keyword that is known here, and would demand nothing",
                 };
                 return Err(RuleFault::new(place, detail));
+            };
+            size.patterns += match (name.as_str(), value) {
+                ("pattern", _) => 1,
+                ("patternProperties", Value::Object(patterns)) => patterns.len(),
+                _ => 0,
             };
             match (KEYWORDS[at].1, value) {
                 (Holds::Schema, value) => todo.push((value, place, depth + 1)),
@@ -137,7 +181,7 @@ fn walk(schema: &Value) -> Result<(), RuleFault> {
             }
         }
     }
-    Ok(())
+    Ok(size)
 }
 
 fn shortened(text: &str) -> String {

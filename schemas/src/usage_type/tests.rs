@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -424,5 +426,41 @@ fn equal_rules_have_one_text() {
     );
     for bad in [r#"{"most":"1"}"#, r#"{"min":1}"#, r#"{"min":"x"}"#, "[]", r#"["1"]"#, ""] {
         assert!(Rules::from_text(bad).is_err(), "{bad}");
+    }
+}
+
+/// What a record may cost everybody else, whatever schema somebody has registered: a check neither takes long nor makes millions of
+/// errors (8 KiB of schema and 8 KiB of metadata took 40 s and 1.7 GB).
+#[test]
+fn no_schema_makes_one_check_long() {
+    let long = format!("{{\"a\":\"{}\"}}", "a".repeat(8_000));
+    let items = format!("{{\"a\":[{}]}}", vec!["0"; 4_000].join(","));
+    let patterns = |count: usize, pattern: &str| -> Vec<Value> {
+        (0..count).map(|at| json!({"pattern": format!("{pattern}{at}")})).collect()
+    };
+    for (schema, metadata, fault) in [
+        (json!({"properties": {"a": {"pattern": "(a?){300}b"}}}), &long, None),
+        // As many bytes as one pattern may have, but of all of them.
+        (json!({"properties": {"a": {"anyOf": patterns(200, "(a?){600}b")}}}), &long, Some("pattern")),
+        (json!({"properties": {"a": {"anyOf": patterns(50, "a?b")}}}), &long, None),
+        (json!({"anyOf": [{"properties": {"a": {"items": {"allOf": vec![false; 200]}}}}]}), &items, None),
+        (
+            json!({"anyOf": [{"properties": {"a": {"items": {"allOf": vec![false; 1_300]}}}}]}),
+            &items,
+            Some(""),
+        ),
+    ] {
+        let rules = Rules { metadata: Some(schema.clone()), ..Rules::default() };
+        let begun = Instant::now();
+        let found = places(&rules, Kind::Gauge);
+        match fault {
+            Some(fault) => assert!(found.len() == 1 && found[0].ends_with(fault), "{found:?}"),
+            None => {
+                let record = RecordRef { metadata: Some(metadata), ..record() };
+                assert_eq!(breaks(&of(rules), &record), Some("metadata"));
+            }
+        }
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?} for {schema:.80}");
     }
 }
