@@ -29,6 +29,8 @@ pub const QUOTA_TABLE: &str = "usage_rate_limits";
 const SCOPE: &str = "usage.emit";
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 const STALE_AFTER: Duration = Duration::from_secs(5);
+/// For so long after a flush failed nobody but the task that flushes tries again: callers would queue for one time limit each.
+const FAILURE_SERVES: Duration = Duration::from_secs(1);
 /// How often counters of windows that are over are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(300);
 
@@ -159,6 +161,7 @@ impl Quotas {
                 count: Mutex::new(Count::new(limit, quota.length, stale, Instant::now())),
                 used: Mutex::new(None),
                 flushing: tokio::sync::Mutex::new(()),
+                failed: Mutex::new(None),
                 wanted: Arc::default(),
                 task: Mutex::new(None),
             })
@@ -179,6 +182,8 @@ pub(crate) struct SourceCounter {
     used: Mutex<Option<Instant>>,
     /// One flush at a time.
     flushing: tokio::sync::Mutex<()>,
+    /// When the last flush ended, if it failed.
+    failed: Mutex<Option<Instant>>,
     wanted: Arc<Notify>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -227,15 +232,20 @@ impl SourceCounter {
             self.wanted.notify_one();
         }
         self.keep_fresh();
-        if lock(&self.count).is_stale(Instant::now()) {
-            // Whoever waited for another's flush has its answer.
+        if self.has_to_ask() {
+            // Whoever waited for another's flush has its answer, or its failure.
             let _one = self.flushing.lock().await;
-            if lock(&self.count).is_stale(Instant::now())
+            if self.has_to_ask()
                 && let Err(error) = self.flush_now().await
             {
                 self.warn(&error);
             }
         }
+    }
+
+    fn has_to_ask(&self) -> bool {
+        let failed = lock(&self.failed).is_some_and(|failed| failed.elapsed() < FAILURE_SERVES);
+        !failed && lock(&self.count).is_stale(Instant::now())
     }
 
     /// Tells the others what was admitted here, and hears of them.
@@ -248,11 +258,12 @@ impl SourceCounter {
         let asked = Instant::now();
         let units = lock(&self.count).begin_flush(asked);
         let seen = match i32::try_from(units) {
-            Ok(0) => self.tally.read(&self.module).await?,
-            Ok(units) => self.tally.add(&self.module, units).await?,
-            Err(_) => self.tally.add(&self.module, i32::MAX).await?,
+            Ok(0) => self.tally.read(&self.module).await,
+            Ok(units) => self.tally.add(&self.module, units).await,
+            Err(_) => self.tally.add(&self.module, i32::MAX).await,
         };
-        lock(&self.count).flushed(seen, asked, Instant::now());
+        *lock(&self.failed) = seen.is_err().then(Instant::now);
+        lock(&self.count).flushed(seen?, asked, Instant::now());
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The source's quota, shared by its processes over the real Postgres. A collector of its own is what a process is.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use sqlx::AssertSqlSafe;
@@ -252,6 +252,31 @@ async fn a_count_that_can_no_longer_be_shared_refuses_or_goes_on_alone() {
     }
     // What was admitted meanwhile was told afterwards; nothing was sent twice, since no answer was lost.
     assert_eq!(shared(&source).await, source.count("usage_outbox").await);
+}
+
+/// A database that takes connections and never answers costs all callers together one time limit, not one each.
+#[tokio::test]
+async fn callers_do_not_queue_for_a_count_that_does_not_answer() {
+    const CALLERS: u32 = 40;
+    /// Of one question to the counters.
+    const LIMIT: Duration = Duration::from_millis(500);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("postgres://nobody@{}/nothing?sslmode=disable", silent.local_addr().unwrap());
+    let pool = sqlx::PgPool::connect_lazy(&address).unwrap();
+    for on_stale in [OnError::Open, OnError::Closed] {
+        let process = process(SourceQuota::new(pool.clone(), 5, HOUR).on_stale(on_stale));
+        let ctx = caller(Uuid::from_u128(1));
+        let begun = Instant::now();
+        let answers = join_all((0..CALLERS).map(|_| process.authorize_emit(&ctx, "llm.tokens"))).await;
+        let took = begun.elapsed();
+        assert!(took < LIMIT * CALLERS / 4, "{took:?}");
+        for answer in answers {
+            match on_stale {
+                OnError::Open => drop(answer.unwrap()),
+                OnError::Closed => assert!(matches!(answer.unwrap_err(), EmitError::QuotaUnknown { .. })),
+            }
+        }
+    }
 }
 
 #[tokio::test]
