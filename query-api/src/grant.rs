@@ -149,6 +149,11 @@ impl Grant {
         self.metrics.has(metric)
     }
 
+    /// True if it was asked for about a metric or a source by name, so that it says nothing of others.
+    pub fn is_of_what_is_named(&self) -> bool {
+        self.metrics.named.is_some() || self.sources.named.is_some()
+    }
+
     /// As [`Self::has_metric`], for a metric that the request names.
     ///
     /// # Errors

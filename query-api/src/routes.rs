@@ -13,11 +13,13 @@ use serde::Serialize;
 use usage_service::problem::{Problem, kinds};
 
 use crate::accept::Format;
+use crate::auth::Caller;
 use crate::failure::Failure;
-use crate::grant::Grant;
+use crate::grant::{Grant, Named};
 use crate::hints::nearest;
 use crate::params::{Params, shortened};
-use crate::registry::{Catalog, Types};
+use crate::registry::Types;
+use crate::state::App;
 
 /// 200 with a JSON body.
 fn json(value: &impl Serialize) -> Result<Response, Failure> {
@@ -47,18 +49,25 @@ const HINTS: usize = 3;
 
 /// The registered types, if all of `metrics` are among them; `parameter` named them. Hints are what the caller may see.
 async fn registered(
-    catalog: &Catalog,
+    app: &App,
+    caller: &Caller,
     grant: &Grant,
     parameter: &str,
     metrics: &[String],
 ) -> Result<Types, Failure> {
-    let types = catalog.types_with(metrics).await?;
+    let types = app.catalog.types_with(metrics).await?;
     let unknown: Vec<&String> = metrics.iter().filter(|metric| !types.contains_key(*metric)).collect();
     if unknown.is_empty() {
         return Ok(types);
     }
+    // A permission for what was named says nothing of other names.
+    let open = if grant.is_of_what_is_named() { caller.may(app, Named::NOTHING).await.ok() } else { None };
+    let visible = |name: &&str| match grant.is_of_what_is_named() {
+        true => open.as_ref().is_some_and(|open| open.has_metric(name)),
+        false => grant.has_metric(name),
+    };
     let hint = |(at, metric): (usize, &String)| {
-        let known = types.keys().map(String::as_str).filter(|name| grant.has_metric(name));
+        let known = types.keys().map(String::as_str).filter(visible);
         let hint = if at < HINTS { nearest(metric, known) } else { None };
         let metric = shortened(metric);
         match hint {

@@ -34,7 +34,7 @@ pub async fn get(
     let format = negotiate(&headers, &[Format::Json, Format::Csv])?;
     let query = Arc::new(query?);
     let narrowed = grant.narrow(&query.filters)?;
-    let types = registered(&app.catalog, &grant, "metric", &query.filters.metrics).await?;
+    let types = registered(&app, &caller, &grant, "metric", &query.filters.metrics).await?;
     same_unit(&query, &types)?;
     let hash = query.hash(&grant);
     let after: Option<RowKey> =

@@ -49,7 +49,7 @@ pub async fn get(
     let grant = caller.may(&app, named).await?;
     let (format, query) = (format?, Arc::new(query?));
     let narrowed = grant.narrow(&query.filters)?;
-    registered(&app.catalog, &grant, "metric", &query.filters.metrics).await?;
+    registered(&app, &caller, &grant, "metric", &query.filters.metrics).await?;
     let hash = query.hash(&grant);
     let after: Option<Position> =
         query.cursor.as_deref().map(|cursor| app.cursors.open(hash, cursor)).transpose()?;

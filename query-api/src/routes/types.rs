@@ -78,7 +78,7 @@ pub async fn get(
     negotiate(&headers, &[Format::Json])?;
     no_parameters(raw.as_deref())?;
     grant.metric(&name[0])?;
-    let types = registered(&app.catalog, &grant, "name", &name).await?;
+    let types = registered(&app, &caller, &grant, "name", &name).await?;
     match types.get(&name[0]) {
         Some(found) => with_tag(&headers, &JsonType::new(found)),
         None => Err(Problem::not_found("no usage type has this name").into()),

@@ -250,6 +250,30 @@ async fn a_cursor_is_good_within_the_bounds_that_it_was_made_in() {
     }
 }
 
+/// Who may see all metrics but one by their names is not told that one's name when another is misspelt.
+#[tokio::test]
+async fn a_hint_is_no_name_that_was_not_permitted() {
+    let api = filled(Setup::default());
+    for (says, hinted) in [
+        (Says::AllBut("tokens"), false),
+        (Says::Shipped, true),
+        (Says::limited(&["token", "bytes"], &[]), false),
+        (Says::limited(&["token", "tokens"], &[]), true),
+    ] {
+        api.policy.says(says.clone());
+        for path in [
+            format!("/v1/usage/aggregated?{RANGE}&metric=token"),
+            format!("/v1/usage/raw?{RANGE}&metric=token"),
+            format!("/v1/usage/raw?{RANGE}&metric=token&source=gateway"),
+            "/v1/usage/types/token".to_owned(),
+        ] {
+            let answer = api.get(&path).await;
+            assert_eq!(answer.status, StatusCode::NOT_FOUND, "{path} {}", answer.text);
+            assert_eq!(answer.text.contains("tokens"), hinted, "{path} under {says:?}: {}", answer.text);
+        }
+    }
+}
+
 /// The tenant is the token's: a policy may take it away, never give another one.
 #[tokio::test]
 async fn tenants_of_a_permission_give_nobody_another_tenants_usage() {

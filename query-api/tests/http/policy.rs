@@ -17,6 +17,8 @@ pub enum Says {
     Shipped,
     /// Whatever the scopes are.
     Permit(Constraints),
+    /// Every metric by its name but this one, so not all at once.
+    AllBut(&'static str),
     Deny,
     Unavailable,
     Invalid,
@@ -70,6 +72,10 @@ impl PolicyDecisionPoint for Scripted {
         match says {
             Says::Shipped => shipped().decide(request).await,
             Says::Permit(bounds) => Ok(Decision::Permit(bounds)),
+            Says::AllBut(secret) => match request.metric {
+                Some(metric) if metric != secret => Ok(Decision::Permit(Constraints::default())),
+                _ => Ok(Decision::Deny),
+            },
             Says::Deny => Ok(Decision::Deny),
             Says::Unavailable => {
                 Err(PolicyError::Unavailable("secret-pdp.internal: connection refused".into()))
