@@ -86,6 +86,11 @@ impl MasterKeys {
         &self.current.id
     }
 
+    /// Ids of all keys with which is opened.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        std::iter::once(&self.current).chain(&self.other).map(|key| key.id.clone()).collect()
+    }
+
     pub(crate) fn seal(
         &self,
         source: &str,

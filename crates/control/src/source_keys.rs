@@ -138,13 +138,15 @@ impl Control {
     /// Adds a key, or changes the validity of one that is there.
     ///
     /// # Errors
-    /// [`ControlError::KeyTaken`] when the id names another key; [`ControlError::Invalid`]; what the master keys and the database say.
+    /// [`ControlError::KeyTaken`] when the id names another key; [`ControlError::Invalid`]; [`ControlError::OtherMasterKey`] when keys are
+    /// there that the master keys don't open; what the database says.
     pub async fn put_source_key(&self, key: &SourceKey) -> Result<Placed, ControlError> {
         key.validate()?;
         let masters = self.master_keys()?;
         let sealed = masters.seal(&key.source, &key.key_id, &key.key)?;
         self.within(async {
             let mut transaction = self.pool.begin().await?;
+            must_be_ours(&mut transaction, masters).await?;
             let insert = sqlx::query(
                 "INSERT INTO source_keys (source, key_id, sealed, master_key_id, valid_from, valid_until)
                  VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
@@ -321,6 +323,18 @@ impl Row {
                 Err(ControlError::ClearKey { source_name: self.source.clone(), key_id: self.key_id.clone() })
             }
         }
+    }
+}
+
+/// Refuses to add a key beside others that do not open with the same master keys: no consumer could read them all.
+async fn must_be_ours(connection: &mut PgConnection, masters: &MasterKeys) -> Result<(), ControlError> {
+    let select = format!(
+        "SELECT {COLUMNS} FROM source_keys WHERE master_key_id <> ALL($1) ORDER BY source, key_id LIMIT 1"
+    );
+    let select = sqlx::query_as::<_, Row>(sqlx::AssertSqlSafe(select)).bind(masters.ids());
+    match select.fetch_optional(connection).await? {
+        Some(foreign) => foreign.open(masters).map(drop),
+        None => Ok(()),
     }
 }
 

@@ -83,6 +83,21 @@ async fn what_lies_in_the_database_opens_only_with_the_master_key() {
     .await;
 }
 
+/// One key under another master key would keep every consumer from reading any.
+#[tokio::test]
+async fn no_key_is_put_beside_others_that_do_not_open() {
+    with_control(|_, database| async move {
+        let control = under(&database, OLD, None).await;
+        control.put_source_key(&key("mail", "m1", 1)).await.unwrap();
+        let error = under(&database, NEW, None).await.put_source_key(&key("llm", "l1", 2)).await.unwrap_err();
+        assert!(matches!(&error, ControlError::OtherMasterKey { key_id, .. } if key_id == "m1"), "{error:?}");
+        under(&database, NEW, Some(OLD)).await.put_source_key(&key("llm", "l1", 2)).await.unwrap();
+        control.put_source_key(&key("mail", "m2", 3)).await.unwrap_err();
+        assert_eq!(under(&database, OLD, Some(NEW)).await.source_keys().await.unwrap().len(), 2);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_sealed_key_that_was_moved_to_another_source_does_not_open() {
     with_control(|control, database| async move {
