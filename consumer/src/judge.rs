@@ -44,6 +44,8 @@ pub struct Judge {
     pub decoder: Decoder,
     pub bounds: Bounds,
     pub registry: Arc<Registry>,
+    /// The registry is so old that nothing is decided by it: its keys may have been revoked.
+    pub stale: bool,
     /// What each source's tenants may have kept; asked for only where a record would be kept.
     pub quotas: Arc<Quotas>,
     /// What the policy point has permitted.

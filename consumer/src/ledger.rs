@@ -177,6 +177,9 @@ impl Ledger {
             return None;
         }
         self.position = message.offset + 1;
+        if judge.stale {
+            return Some(self.defer(message, judge, copy(), true, now));
+        }
         let charge = Charge { records: 1, bytes: message.size() + RECORD_OVERHEAD };
         let copied = Charge { bytes: charge.bytes + message.header_bytes, ..charge };
         let (offset, timestamp) = (message.offset, message.timestamp);

@@ -105,7 +105,7 @@ pub async fn run(
         };
         let (registry, quotas) = (Arc::new(registry), Arc::new(quotas));
         let permissions = Permissions::default();
-        let judge = Judge { decoder: Decoder::new(), bounds, registry, quotas, permissions };
+        let judge = Judge { decoder: Decoder::new(), bounds, registry, stale: false, quotas, permissions };
         let mut worker = Worker::new(settings, services, events, runtime, judge, signs);
         let result = worker.run(&member, &stop);
         close(member);

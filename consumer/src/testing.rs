@@ -53,6 +53,7 @@ pub fn judge() -> Judge {
         decoder: Decoder::new(),
         bounds: Bounds::default(),
         registry: Arc::new(registry),
+        stale: false,
         quotas: Arc::default(),
         permissions: Permissions::of(&permissions, Instant::now()),
     }

@@ -107,6 +107,7 @@ pub struct Worker {
     policy_generation: u64,
     ticked: Instant,
     registry_asked: Instant,
+    registry_read: Instant,
     /// One reading at a time: an older one must not come last.
     quotas_run: bool,
     quotas_asked: Instant,
@@ -155,6 +156,7 @@ impl Worker {
             policy_generation,
             ticked: now,
             registry_asked: now,
+            registry_read: now,
             quotas_run: false,
             quotas_asked: now,
             quotas_swept: now,

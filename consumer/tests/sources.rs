@@ -164,6 +164,38 @@ async fn a_key_is_exchanged_and_ended_without_a_restart() {
     pipeline.end().await;
 }
 
+/// One sealed key that does not open keeps the registry from being read. What was known before must not serve for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_revoked_while_the_registry_cant_be_read_keeps_nothing() {
+    logs();
+    let pipeline = Pipeline::start(1).await;
+    let tenant = pipeline.tenant_of(0);
+    pipeline.control.put_source_key(&key(OTHER, "o1", 0, None)).await.unwrap();
+    let worker =
+        support::Process::start(&pipeline, &["consumer.registry_refresh=200ms", "consumer.retry_max=200ms"]);
+    pipeline.send_records(&[pipeline.record(tenant, "a", 1)]).await;
+    pipeline.settled().await;
+    pipeline
+        .database
+        .execute("UPDATE source_keys SET sealed = '\\x00' || sealed WHERE source = 'mail'")
+        .await;
+    let revoked = pipeline.control.revoke_source_key(SOURCE, support::KEY_ID, clock::now_micros() - 1).await;
+    assert!(matches!(revoked.unwrap(), Revoked::Ends(_)));
+    eventually("it says so", || async { worker.log_contains("keys may have been revoked") }).await;
+    pipeline.send_records(&[pipeline.record(tenant, "b", 1)]).await;
+    eventually("the record waits", || async { worker.log_contains("will be tried again") }).await;
+    assert_eq!((pipeline.rows(&[tenant]).await, pipeline.dead_letters().await.len()), (1, 0));
+    pipeline
+        .database
+        .execute("UPDATE source_keys SET sealed = substring(sealed FROM 2) WHERE source = 'mail'")
+        .await;
+    pipeline.settled().await;
+    assert_eq!(reasons(&pipeline).await, ["unknown_source"]);
+    assert_eq!(pipeline.totals(tenant).await, Totals::exactly(1, 1));
+    worker.stop().await;
+    pipeline.end().await;
+}
+
 /// The broker's time of a message is not known before it is sent, so the edges are set around it and the messages replayed from the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_is_valid_from_its_first_to_before_its_last_microsecond_by_the_brokers_time() {

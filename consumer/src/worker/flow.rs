@@ -57,8 +57,8 @@ impl Worker {
             Event::Stopped { ticket, why } => self.stop(&ticket, why),
             Event::Answered { ticket, question, registry, permissions, found, counters, counts } => {
                 if let Some(registry) = registry {
-                    self.judge.refresh(registry);
                     self.registry_asked = Instant::now();
+                    self.registry_is(registry);
                 }
                 self.learn(&permissions);
                 let identity =
@@ -77,7 +77,7 @@ impl Worker {
                     running.drain = Some(Drain::Done);
                 }
             }
-            Event::Registry(registry) => self.judge.refresh(registry),
+            Event::Registry(registry) => self.registry_is(registry),
             Event::Quotas(quotas) => {
                 self.quotas_run = false;
                 if let Some(quotas) = quotas {
@@ -382,6 +382,7 @@ impl Worker {
             self.registry_asked = now;
             self.runtime.spawn(refresh(self.services.clone()));
         }
+        self.age_registry(now);
         if !self.quotas_run && now.duration_since(self.quotas_asked) >= self.settings.quota_refresh {
             self.quotas_run = true;
             self.quotas_asked = now;

@@ -75,6 +75,23 @@ fn a_permission_for_some_metrics_keeps_these_only() {
     assert_eq!(refused, [false, true, false, true]);
 }
 
+#[test]
+fn nothing_is_decided_by_a_registry_that_is_too_old() {
+    let mut world =
+        World::new(vec![signed(0, &record(tenant(), "a", 1)), signed(1, &record(tenant(), "b", 1))]);
+    world.judge.stale = true;
+    world.deliver();
+    let question = world.close_asking().0.expect("a fresh one is asked for");
+    assert!(question.registry && world.ledger.ready().is_none());
+    // It comes with the answer, and has no key of the source.
+    world.judge.refresh(Arc::new(Registry { reading: 1, ..Registry::default() }));
+    world.judge.stale = false;
+    world.ask(&question);
+    world.drain();
+    let unknown = Some(NotKept::Refused(Reason::UnknownSource));
+    assert_eq!(world.fates(), [(0, unknown), (1, unknown)]);
+}
+
 /// The answer about one metric says nothing about another that becomes known while it is awaited.
 #[test]
 fn a_metric_that_was_not_asked_about_is_asked_about_before_it_is_refused() {
@@ -88,11 +105,19 @@ fn a_metric_that_was_not_asked_about_is_asked_about_before_it_is_refused() {
     let metrics = |world: &World| world.pairs.last().unwrap().metrics.iter().cloned().collect::<Vec<_>>();
     assert_eq!(metrics(&world), ["llm.tokens"], "the other one is not registered yet");
     // So nothing was said about it.
-    let said = Permission { asked: BTreeSet::from(["llm.tokens".into()]), ..permission(PERMITTED, Allowed::Nothing) };
+    let said = Permission {
+        asked: BTreeSet::from(["llm.tokens".into()]),
+        ..permission(PERMITTED, Allowed::Nothing)
+    };
     world.found[0].permissions = Permissions::of(&[said], Instant::now());
     let mut registry = reregistered(&world, Attribution::AnyTenant);
     let types = Arc::get_mut(&mut registry).unwrap();
-    crate::testing::register(types, "llm.calls", usage_schemas::Kind::Counter, usage_schemas::Rules::default());
+    crate::testing::register(
+        types,
+        "llm.calls",
+        usage_schemas::Kind::Counter,
+        usage_schemas::Rules::default(),
+    );
     world.judge.refresh(registry);
     world.judge.permissions.clear();
     world.drain();
