@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Message, Pipeline, Process, Totals, eventually, logs};
+use support::{Message, Pipeline, Process, Totals, WITHIN, eventually, logs};
 use usage_consumer::plan::{IdHash, NotKept, Plan, Runs};
 use usage_schemas::{Reason, UsageRecord};
 use uuid::Uuid;
@@ -41,7 +41,8 @@ async fn a_committed_plan_is_carried_out_to_the_letter() {
     let plan = plan(41, &sent, &not_kept);
     pipeline.commit(0, 0, &plan.to_text()).await;
 
-    let worker = pipeline.worker(&[]);
+    // What is sent below is one batch, also if it is sent slowly.
+    let worker = pipeline.worker(&["consumer.batch_age=3s"]);
     eventually("the plan is done", || async { pipeline.committed(0).await == Some((10, "d1;41".into())) })
         .await;
     let sum: i64 = (1..=10).sum::<i64>() - 4 - 6;
@@ -223,12 +224,13 @@ async fn a_worker_stops_within_ten_seconds_and_leaves_nothing_in_hand() {
     let worker = Process::start(&pipeline, &[]);
     let offsets = pipeline.send(&messages).await;
     pipeline.all_done(&messages, &offsets).await;
-    worker.stop().await;
+    worker.terminate();
+    worker.stopped(Duration::from_secs(11)).await;
     for partition in 0..2 {
         if let Some((_, text)) = pipeline.committed(partition).await {
             assert!(text.starts_with("d1;"), "{text}");
         }
     }
     assert_exact(&pipeline, &expected).await;
-    tokio::time::timeout(Duration::from_secs(30), pipeline.end()).await.expect("the databases are free");
+    tokio::time::timeout(WITHIN, pipeline.end()).await.expect("the databases are free");
 }

@@ -139,8 +139,8 @@ async fn a_worker_paused_over_a_whole_grow() {
     // The zombie's session of 6 s runs out; one producer has seen the new partitions, the other has not.
     let (seen, unseen) = late.split_at(late.len() / 2);
     let seen: Vec<Message> = seen.iter().map(|record| pipeline.message_by(record, 4)).collect();
-    pipeline.send(&seen).await;
     let stored = pipeline.rows(&tenants).await;
+    pipeline.send(&seen).await;
     eventually("the other has gone on", || async { pipeline.rows(&tenants).await > stored }).await;
     zombie.resume();
     pipeline.send_records(unseen).await;

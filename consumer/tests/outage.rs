@@ -81,8 +81,8 @@ async fn postgres_is_restarted_under_load() {
     let tenants = tenants();
     let worker = Process::start(&pipeline, &SETTINGS);
     for round in 0..4 {
-        pipeline.send(&load(&pipeline, &tenants, round * 100, 100)).await;
         let stored = pipeline.rows(&tenants).await;
+        pipeline.send(&load(&pipeline, &tenants, round * 100, 100)).await;
         eventually("it is in the middle", || async { pipeline.rows(&tenants).await > stored }).await;
         if round % 2 == 0 {
             postgres.restart_immediate().unwrap();
@@ -107,8 +107,8 @@ async fn kafka_is_killed_and_comes_back() {
     let tenants = tenants();
     let worker = Process::start(&pipeline, &SETTINGS);
     for round in 0..2 {
-        pipeline.send(&load(&pipeline, &tenants, round * 100, 100)).await;
         let stored = pipeline.rows(&tenants).await;
+        pipeline.send(&load(&pipeline, &tenants, round * 100, 100)).await;
         eventually("it is in the middle", || async { pipeline.rows(&tenants).await > stored }).await;
         kafka.kill9();
         kafka.restart().unwrap();

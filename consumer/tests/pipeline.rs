@@ -277,9 +277,9 @@ async fn rows_that_storage_refuses_become_dead_letters_and_the_rest_is_stored() 
 
     // A refused row claimed no identity.
     maintenance.query("ALTER TABLE usage_records DROP CONSTRAINT picky").execute().await.unwrap();
-    pipeline.send(&messages[50..51]).await;
     let own = records.iter().filter(|r| r.tenant_id == records[50].tenant_id).count();
     let before = pipeline.stored(records[50].tenant_id).await.len();
+    pipeline.send(&messages[50..51]).await;
     eventually("it is kept now", || async {
         pipeline.stored(records[50].tenant_id).await.len() == before + 1
     })

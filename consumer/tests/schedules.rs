@@ -24,7 +24,7 @@ async fn a_batch_of_two_months_with_a_write_error_between_them() {
     let settings: Vec<&str> = SETTINGS
         .iter()
         .copied()
-        .chain(["consumer.session_timeout=60s", "clickhouse.write_timeout=1s"])
+        .chain(["consumer.session_timeout=60s", "clickhouse.write_timeout=5s"])
         .collect();
     let worker = Process::armed(&pipeline, "storage.insert=stop@2", &settings);
     worker.froze().await;
@@ -98,12 +98,12 @@ async fn a_plan_near_its_size_limit_with_rows_that_storage_refuses() {
         messages.insert(i * 120 + 2, pipeline.message(&record));
     }
     pipeline.send(&messages).await;
-    let settings = ["consumer.batch_age=5s"];
-    Process::armed(&pipeline, "consumer.listed=kill", &settings).died().await;
+    // So old that only its plan's length ends the first batch.
+    Process::armed(&pipeline, "consumer.listed=kill", &["consumer.batch_age=5m"]).died().await;
     let (_, plan) = pipeline.committed(0).await.unwrap();
     assert!(plan.contains('R') && (2_800..4_096).contains(&plan.len()), "{} characters", plan.len());
 
-    let worker = Process::start(&pipeline, &settings);
+    let worker = Process::start(&pipeline, &["consumer.batch_age=5s"]);
     pipeline.settled().await;
     worker.stop().await;
     assert_eq!(pipeline.stored_rows().await, 3_000);

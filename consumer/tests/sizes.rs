@@ -23,6 +23,13 @@ async fn bound(pipeline: &Pipeline, topic: &str, bytes: &str) {
     for result in admin.alter_configs(&[change], &AdminOptions::new()).await.unwrap() {
         result.unwrap();
     }
+    // The controller has it; the broker that judges messages by it hears of it a moment later.
+    eventually("the broker knows the bound", || async {
+        let asked = [ResourceSpecifier::Topic(topic)];
+        let shown = admin.describe_configs(&asked, &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        shown.get("max.message.bytes").and_then(|entry| entry.value.as_deref()) == Some(bytes)
+    })
+    .await;
 }
 
 /// Writes a value of zeros that is small on the wire.

@@ -111,15 +111,15 @@ impl Process {
         self.signal(nix::sys::signal::Signal::SIGCONT);
     }
 
-    /// Asks it to stop and holds it to its 10 s.
+    /// Asks it to stop. It holds itself to its 10 s: longer is no clean end.
     pub async fn stop(self) {
         self.terminate();
-        self.stopped().await;
+        self.stopped(WITHIN).await;
     }
 
     /// Waits for the clean end that it was asked for.
-    pub async fn stopped(mut self) {
-        let status = self.ended(Duration::from_secs(11)).await;
+    pub async fn stopped(mut self, within: Duration) {
+        let status = self.ended(within).await;
         assert!(status.success(), "{status}: see {}", self.log.display());
         self.remove_log();
     }
