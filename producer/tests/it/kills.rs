@@ -1,6 +1,7 @@
 //! A relay dies, or freezes and wakes up as a zombie, at each of its steps; another one finishes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use usage_schemas::names;
 use uuid::Uuid;
@@ -10,7 +11,7 @@ use crate::process::Process;
 use crate::support::{SOURCE, Source, Topic, until};
 
 /// Short, so that the heir need not wait long; a lost lease is part of it.
-const LEASE: &str = "1500ms";
+const LEASE: Duration = Duration::from_millis(1_500);
 
 /// A point, and at which of its visits it happens.
 type Visit = (&'static str, u32);

@@ -115,7 +115,7 @@ async fn no_marker_runs_ahead_of_what_callers_commit() {
     let (source, topic) = (Source::new().await, Topic::new(3).await);
     sqlx::raw_sql("CREATE TABLE business (n int)").execute(&source.pool).await.unwrap();
     let outbox = source.outbox_id().await;
-    let killed = Process::start(&source, &topic, "killed", "2s");
+    let killed = Process::start(&source, &topic, "killed", Duration::from_secs(2));
     let stopped = Running::start(config(&source, &topic));
     let mut unrelated = source.pool.begin().await.unwrap();
     sqlx::raw_sql("INSERT INTO business VALUES (1)").execute(&mut *unrelated).await.unwrap();

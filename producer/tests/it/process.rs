@@ -2,6 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use usage_devstack::testing;
 use usage_service::fail_points::VARIABLE;
@@ -11,15 +12,17 @@ use crate::support::{KEY, KEY_ID, SOURCE, Source, Topic, until};
 pub struct Process(Child);
 
 impl Process {
-    pub fn start(source: &Source, topic: &Topic, instance: &str, lease: &str) -> Self {
+    pub fn start(source: &Source, topic: &Topic, instance: &str, lease: Duration) -> Self {
         Self::armed(source, topic, instance, lease, "")
     }
 
     /// One that ends or freezes at the fail points that `points` names.
-    pub fn armed(source: &Source, topic: &Topic, instance: &str, lease: &str, points: &str) -> Self {
+    pub fn armed(source: &Source, topic: &Topic, instance: &str, lease: Duration, points: &str) -> Self {
+        let (lease, timeout) = (lease.as_millis(), lease.as_millis() * 2 / 3);
         let child = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
             .args(["--set", "telemetry.listen=127.0.0.1:0", "--set", &format!("relay.instance={instance}")])
-            .args(["--set", &format!("relay.lease={lease}"), "--set", "relay.message_timeout=1s"])
+            .args(["--set", &format!("relay.lease={lease}ms")])
+            .args(["--set", &format!("relay.message_timeout={timeout}ms")])
             .env("USAGE_KAFKA_BROKERS", testing::kafka_brokers())
             .env("USAGE_KAFKA_RECORDS_TOPIC", &topic.name)
             .env("USAGE_SOURCE_DATABASE_URL", &source.url)

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tokio::time::Instant;
 use usage_devstack::Postgres;
 use usage_producer::outbox;
 use uuid::Uuid;
 
 use crate::markers::{Truth, emit, none_runs_ahead, passes};
-use crate::support::{Running, SOURCE, Source, Topic, config, until};
+use crate::support::{BY_THE_FLOOR, Running, SOURCE, Source, Topic, config, until};
 
 /// A Postgres of the test's own.
 struct Server {
@@ -76,6 +77,7 @@ async fn schedule_immediate_restart_with_a_prepared_transaction_open() {
     source.emit(tenant, "before").await;
     source.emptied().await;
     server.with(|postgres| postgres.restart_immediate().unwrap()).await;
+    let by_the_floor = Instant::now() + BY_THE_FLOOR;
     answers(&source).await;
     let lock = "SELECT count(*) FROM pg_locks WHERE relation = 'usage_outbox'::regclass AND pid IS NULL";
     let held: i64 = sqlx::query_scalar(lock).fetch_one(&source.pool).await.unwrap();
@@ -91,7 +93,7 @@ async fn schedule_immediate_restart_with_a_prepared_transaction_open() {
     assert!(topic.complete_until(SOURCE, outbox).await.unwrap() <= at);
     sqlx::raw_sql("COMMIT PREPARED 'late'").execute(&source.pool).await.unwrap();
     // Well before the look from 0 that is due each minute.
-    tokio::time::timeout(std::time::Duration::from_secs(20), source.emptied()).await.unwrap();
+    tokio::time::timeout_at(by_the_floor, source.emptied()).await.unwrap();
     passes(&topic, SOURCE, outbox, source.clock().await).await;
     relay.stop().await;
     assert_eq!(topic.keys().await.len(), 7);
@@ -105,6 +107,7 @@ async fn schedule_immediate_restart_with_a_prepared_transaction_open() {
 async fn schedule_a_member_of_a_round_is_prepared() {
     let (source, topic) = (Source::new().await, Topic::new(1).await);
     let outbox = source.outbox_id().await;
+    let by_the_floor = Instant::now() + BY_THE_FLOOR;
     let relay = Running::start(config(&source, &topic));
     let tenant = Uuid::new_v4();
     let mut tx = source.pool.begin().await.unwrap();
@@ -133,7 +136,7 @@ async fn schedule_a_member_of_a_round_is_prepared() {
     assert!(topic.complete_until(SOURCE, outbox).await.is_none_or(|until| until <= at));
     let sql = format!("COMMIT PREPARED '{name}'");
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&source.pool).await.unwrap();
-    tokio::time::timeout(std::time::Duration::from_secs(20), source.emptied()).await.unwrap();
+    tokio::time::timeout_at(by_the_floor, source.emptied()).await.unwrap();
     passes(&topic, SOURCE, outbox, source.clock().await).await;
     relay.stop().await;
     assert_eq!(topic.keys().await.len(), 5);
@@ -208,8 +211,9 @@ async fn schedule_a_promoted_standby_hands_out_ids_again() {
         .await
         .unwrap();
     assert!(first < lost, "ids are handed out again: {first}, {lost}");
+    let by_the_floor = Instant::now() + BY_THE_FLOOR;
     write("again").await;
-    tokio::time::timeout(std::time::Duration::from_secs(50), source.emptied()).await.unwrap();
+    tokio::time::timeout_at(by_the_floor, source.emptied()).await.unwrap();
     passes(&topic, SOURCE, outbox, source.clock().await).await;
     relay.stop().await;
     assert_eq!(topic.keys().await.len(), 180);
@@ -265,6 +269,7 @@ async fn schedule_a_restored_outbox_whose_sequence_lags() {
 async fn schedule_the_sequence_goes_back_under_a_running_relay() {
     let (source, topic) = (Source::new().await, Topic::new(1).await);
     let outbox = source.outbox_id().await;
+    let by_the_floor = Instant::now() + BY_THE_FLOOR;
     let relay = Running::start(config(&source, &topic));
     let tenant = Uuid::new_v4();
     for number in 0..50 {
@@ -275,7 +280,7 @@ async fn schedule_the_sequence_goes_back_under_a_running_relay() {
     sqlx::query("SELECT setval('usage_outbox_id_seq', 1)").execute(&source.pool).await.unwrap();
     let at = emit(&mut source.pool.acquire().await.unwrap(), tenant, "below").await;
     // Well before the look from 0 that is due each minute.
-    tokio::time::timeout(std::time::Duration::from_secs(20), source.emptied()).await.unwrap();
+    tokio::time::timeout_at(by_the_floor, source.emptied()).await.unwrap();
     passes(&topic, SOURCE, outbox, source.clock().await).await;
     relay.stop().await;
     none_runs_ahead(&topic.messages().await, &Truth::from([("below".into(), at)]), SOURCE, outbox);

@@ -8,6 +8,9 @@ use uuid::Uuid;
 use crate::process::Process;
 use crate::support::{KEY, KEY_ID, Running, SOURCE, Source, Topic, config, until};
 
+/// So long that Kafka acknowledges in time what is sent within it.
+const LEASE: Duration = Duration::from_secs(6);
+
 async fn held_by(source: &Source, owner: &str) -> i64 {
     sqlx::query_scalar(
         "SELECT count(*) FROM usage_outbox_partitions WHERE owner = $1 AND expires_at > clock_timestamp()",
@@ -24,6 +27,9 @@ async fn two_relays_share_and_a_stopped_one_leaves_everything_to_the_other() {
     let named = |name: &str| {
         let mut config = config(&source, &topic);
         config.relay.instance = Some(name.into());
+        // It does not run out while the test runs, and Kafka has time to acknowledge everything.
+        config.relay.lease = Duration::from_secs(3_600);
+        config.relay.message_timeout = Duration::from_secs(120);
         Running::start(config)
     };
     let first = named("first");
@@ -38,11 +44,9 @@ async fn two_relays_share_and_a_stopped_one_leaves_everything_to_the_other() {
         source.emit(Uuid::new_v4(), &format!("k{number}")).await;
     }
     source.emptied().await;
-    let begun = std::time::Instant::now();
     first.stop().await;
     assert_eq!(held_by(&source, "first").await, 0, "leases are given back");
     until("the second has all", async || (held_by(&source, "second").await == 4).then_some(())).await;
-    assert!(begun.elapsed() < Duration::from_secs(9), "before a lease could have run out");
     source.emit(Uuid::new_v4(), "last").await;
     source.emptied().await;
     second.stop().await;
@@ -54,7 +58,7 @@ async fn two_relays_share_and_a_stopped_one_leaves_everything_to_the_other() {
 #[tokio::test]
 async fn a_killed_relay_is_replaced_after_its_lease() {
     let (source, topic) = (Source::new().await, Topic::new(3).await);
-    let victim = Process::start(&source, &topic, "victim", "2s");
+    let victim = Process::start(&source, &topic, "victim", LEASE);
     until("the victim has all", async || (held_by(&source, "victim").await == 4).then_some(())).await;
     let load = {
         let pool = source.pool.clone();
@@ -71,11 +75,12 @@ async fn a_killed_relay_is_replaced_after_its_lease() {
     };
     until("something is delivered", async || (!topic.read().await.is_empty()).then_some(())).await;
     victim.kill();
-    assert_eq!(held_by(&source, "victim").await, 4, "nobody gave them back");
-    let mut heir = Process::start(&source, &topic, "heir", "2s");
+    let kept = source.count("usage_outbox_partitions WHERE owner = 'victim'").await;
+    assert_eq!(kept, 4, "nobody gave them back");
+    let mut heir = Process::start(&source, &topic, "heir", LEASE);
     load.await.unwrap();
     source.emptied().await;
-    assert_eq!(held_by(&source, "heir").await, 4);
+    until("the heir has all", async || (held_by(&source, "heir").await == 4).then_some(())).await;
     assert_eq!(topic.keys().await.len(), 400);
     let sent = topic.read().await.len();
     assert!(sent <= 600, "only what was on its way was sent twice: {sent}");
@@ -90,7 +95,7 @@ async fn a_killed_relay_is_replaced_after_its_lease() {
 #[tokio::test]
 async fn a_frozen_relay_that_wakes_up_does_no_harm() {
     let (source, topic) = (Source::new().await, Topic::new(3).await);
-    let mut zombie = Process::start(&source, &topic, "zombie", "2s");
+    let mut zombie = Process::start(&source, &topic, "zombie", Duration::from_secs(2));
     until("the zombie has all", async || (held_by(&source, "zombie").await == 4).then_some(())).await;
     let emit = async |from: u64| {
         for number in from..from + 100 {
@@ -100,7 +105,7 @@ async fn a_frozen_relay_that_wakes_up_does_no_harm() {
     emit(0).await;
     zombie.signal("-STOP");
     emit(100).await;
-    let mut other = Process::start(&source, &topic, "other", "2s");
+    let mut other = Process::start(&source, &topic, "other", Duration::from_secs(2));
     until("the other has all", async || (held_by(&source, "other").await == 4).then_some(())).await;
     emit(200).await;
     zombie.signal("-CONT");
