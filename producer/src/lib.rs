@@ -19,4 +19,5 @@ pub use client::{
     OutboxTransaction, QuotaStatus, ScopedCollector, SourceQuota, UsageCollector, UsageCollectorBuilder,
 };
 pub use client::{Freshness, QueryApi, RememberedTypes, TokenSource};
+pub use usage_service::transport::TlsFiles;
 pub use waker::Waker;

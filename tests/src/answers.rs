@@ -1,10 +1,12 @@
 //! The API's answers, read as a person who bills would read them, and how they differ from the truth.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
+use usage_producer::{Freshness, QueryApi, RememberedTypes, TlsFiles, TokenSource};
 use uuid::Uuid;
 
 use crate::source::{Total, Totals};
@@ -13,16 +15,30 @@ use crate::source::{Total, Totals};
 pub struct Api {
     pub url: String,
     client: reqwest::Client,
-    token: Box<dyn Fn(Uuid) -> anyhow::Result<String> + Send + Sync>,
+    token: Mint,
 }
 
+/// Makes a token of a tenant.
+pub type Mint = Arc<dyn Fn(Uuid) -> anyhow::Result<String> + Send + Sync>;
+
 impl Api {
-    pub fn new(
-        url: String,
-        token: Box<dyn Fn(Uuid) -> anyhow::Result<String> + Send + Sync>,
-    ) -> anyhow::Result<Self> {
+    pub fn new(url: String, token: Mint) -> anyhow::Result<Self> {
         let client = reqwest::Client::builder().timeout(Duration::from_secs(30)).build()?;
         Ok(Self { url, client, token })
+    }
+
+    /// A token of a tenant with all scopes.
+    pub fn token(&self, tenant: Uuid) -> anyhow::Result<String> {
+        (self.token)(tenant)
+    }
+
+    /// The usage types as this API lists them to a source, which is a tenant of its own.
+    pub fn types(&self, freshness: Freshness) -> anyhow::Result<Arc<RememberedTypes>> {
+        let (token, source) = (self.token.clone(), Uuid::new_v4());
+        // One that can't be minted is empty, which the API refuses.
+        let token: TokenSource = Arc::new(move || token(source).unwrap_or_default().into());
+        let list = QueryApi::new(&self.url, token, &TlsFiles::default(), false)?;
+        Ok(Arc::new(RememberedTypes::new(list, freshness)))
     }
 
     /// One GET as `tenant`; the status must be 200.
@@ -45,7 +61,7 @@ impl Api {
             .client
             .get(format!("{}{path}", self.url))
             .query(query)
-            .bearer_auth((self.token)(tenant)?)
+            .bearer_auth(self.token(tenant)?)
             .send()
             .await
             .with_context(|| format!("GET {path}"))?;

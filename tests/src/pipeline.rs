@@ -6,6 +6,7 @@ mod stack;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -312,7 +313,7 @@ fn api(url: String, signing_key: &Path) -> anyhow::Result<Api> {
         let claims = Claims { tenant_id, subject_id: None, subject_type: None, scopes: Scopes::all(), ttl };
         Ok(signer.sign(&claims)?)
     };
-    Api::new(url, Box::new(token))
+    Api::new(url, Arc::new(token))
 }
 
 /// Makes a database beside the one that the URL names; returns its URL.

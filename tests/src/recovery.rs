@@ -148,7 +148,7 @@ async fn emitter(
     emitted: &AtomicU64,
     stop: &CancellationToken,
 ) -> anyhow::Result<[Vec<Duration>; 3]> {
-    let module = workload::collector();
+    let module = workload::unchecked_collector();
     let tenants = tenants(8, 50);
     let nanos = 1_000_000_000 * outage.per_transaction * WORKERS / outage.rate.max(1);
     let mut pace = tokio::time::interval(Duration::from_nanos(nanos.max(1)));

@@ -13,7 +13,7 @@ use rand::{Rng as _, SeedableRng as _};
 use sqlx::{PgConnection, PgPool};
 use usage_access::{Scopes, SecurityContext};
 use usage_producer::{NewRecord, ScopedCollector, UsageCollector};
-use usage_schemas::{Quantity, Timestamp};
+use usage_schemas::{Quantity, Timestamp, TypesRegistry};
 use usage_service::clock;
 use uuid::Uuid;
 
@@ -23,9 +23,15 @@ use crate::trace;
 /// The source's name, as the stack registers it.
 pub const SOURCE: &str = "demo";
 
-/// The client that plays: its callers are trusted with what their scopes say, and metrics that are not registered are emitted too, since
-/// what becomes of those is for the consumer to show.
-pub fn collector() -> ScopedCollector {
+/// The client that plays: its callers are trusted with what their scopes say, and a metric must be one that `types` has.
+pub fn collector(types: Arc<dyn TypesRegistry>) -> ScopedCollector {
+    let collector = UsageCollector::builder().trust_scopes().types(types).build();
+    collector.expect("it is said who decides").for_module(SOURCE)
+}
+
+/// The same where no query-api runs, or where metrics that are not registered are emitted too, since what becomes of those is for the
+/// consumer to show.
+pub fn unchecked_collector() -> ScopedCollector {
     let collector = UsageCollector::builder().trust_scopes().unchecked_types().build();
     collector.expect("it is said who decides").for_module(SOURCE)
 }
@@ -112,6 +118,7 @@ enum End {
 /// Plays a generated workload; `progress` is told after each transaction.
 pub async fn play(
     pool: &PgPool,
+    module: &ScopedCollector,
     workload: &Workload,
     progress: impl Fn() + Send + Sync + Clone + 'static,
 ) -> anyhow::Result<Played> {
@@ -128,7 +135,7 @@ pub async fn play(
             steps.extend(again.map(|request| (request, End::Commit)));
         }
     }
-    run(pool, steps, workload.workers, progress).await
+    run(pool, module, steps, workload.workers, progress).await
 }
 
 fn generate(random: &mut StdRng, tenants: &[Uuid], workload: &Workload, number: usize) -> Request {
@@ -152,6 +159,7 @@ fn generate(random: &mut StdRng, tenants: &[Uuid], workload: &Workload, number: 
 /// Plays a trace: three counters a request, spread over the tenants in turn.
 pub async fn play_trace(
     pool: &PgPool,
+    module: &ScopedCollector,
     requests: &[trace::Request],
     seed: u64,
     tenant_count: usize,
@@ -170,12 +178,13 @@ pub async fn play_trace(
         };
         (request, End::Commit)
     });
-    run(pool, steps.collect(), workers, progress).await
+    run(pool, module, steps.collect(), workers, progress).await
 }
 
 /// Several workers take the steps in order; a request that is sent again counts as repeated.
 async fn run(
     pool: &PgPool,
+    module: &ScopedCollector,
     steps: Vec<(Request, End)>,
     workers: usize,
     progress: impl Fn() + Send + Sync + Clone + 'static,
@@ -185,9 +194,9 @@ async fn run(
     let started = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..workers {
-        let (pool, steps, next, progress) = (pool.clone(), steps.clone(), next.clone(), progress.clone());
+        let (pool, module, steps) = (pool.clone(), module.clone(), steps.clone());
+        let (next, progress) = (next.clone(), progress.clone());
         tasks.spawn(async move {
-            let module = collector();
             let mut played = Played::default();
             while let Some((request, end)) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
                 bill(&pool, &module, request, *end, &mut played).await?;

@@ -24,7 +24,7 @@ impl Playing {
         let counter = done.clone();
         let workload = Workload { transactions, seed, workers: 4, ..Workload::default() };
         let task = tokio::spawn(async move {
-            workload::play(&pool, &workload, move || {
+            workload::play(&pool, &workload::unchecked_collector(), &workload, move || {
                 counter.fetch_add(1, Ordering::Relaxed);
             })
             .await

@@ -23,7 +23,7 @@ async fn prepare() -> anyhow::Result<(Pipeline, String)> {
 /// Half of the requests are late, so that batches have rows of two months.
 async fn play(pipeline: &Pipeline, transactions: usize, seed: u64) -> anyhow::Result<()> {
     let workload = Workload { transactions, seed, workers: 4, late: 50, ..Workload::default() };
-    workload::play(&pipeline.source, &workload, || {}).await.map(drop)
+    workload::play(&pipeline.source, &workload::unchecked_collector(), &workload, || {}).await.map(drop)
 }
 
 /// Waits until the workers have rolled something up.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use usage_producer::NewRecord;
+use usage_producer::{Freshness, NewRecord};
 use usage_schemas::{Kind, Quantity, Timestamp};
 use usage_service::clock;
 use usage_tests::pipeline::{Options, Pipeline, RANGE};
@@ -35,7 +35,8 @@ async fn a_workload_with_rollbacks_and_repeats_adds_up() -> anyhow::Result<()> {
     let pipeline = Pipeline::prepare(Options::default()).await?;
     let running = pipeline.run()?;
     let workload = Workload { transactions: 400, ..Workload::default() };
-    let played = workload::play(&pipeline.source, &workload, || {}).await?;
+    let module = workload::collector(running.api.types(Freshness::default())?);
+    let played = workload::play(&pipeline.source, &module, &workload, || {}).await?;
     assert!(played.rolled_back > 0 && played.repeated > 0, "{played:?}");
     pipeline.judge(&running.api, PATIENCE).await?;
     assert_eq!(topic::read_all(pipeline.dead_letters_topic())?, []);
@@ -151,7 +152,7 @@ async fn rust_and_sql_write_the_same_record() -> anyhow::Result<()> {
     let pipeline = Pipeline::prepare(Options::default()).await?;
     let running = pipeline.run()?;
     let (tenant, at) = (Uuid::new_v4(), now());
-    let module = workload::collector();
+    let module = workload::unchecked_collector();
     let ctx = usage_access::SecurityContext::for_tenant(tenant, usage_access::Scopes::all());
     let auth = module.authorize_emit(&ctx, "llm.requests").await?;
     let same = work(tenant, "2.5", "both");

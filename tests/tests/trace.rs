@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use usage_producer::Freshness;
 use usage_tests::pipeline::{Options, Pipeline, RANGE};
 use usage_tests::{source, trace, workload};
 
@@ -27,8 +28,9 @@ async fn an_hour_of_production_adds_up_although_the_consumer_is_killed() -> anyh
     let mut running = pipeline.run()?;
     let done = Arc::new(AtomicUsize::new(0));
     let (pool, counter) = (pipeline.source.clone(), done.clone());
+    let module = workload::collector(running.api.types(Freshness::default())?);
     let playing = tokio::spawn(async move {
-        workload::play_trace(&pool, &requests, 1, 8, 8, move || {
+        workload::play_trace(&pool, &module, &requests, 1, 8, 8, move || {
             counter.fetch_add(1, Ordering::Relaxed);
         })
         .await

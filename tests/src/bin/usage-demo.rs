@@ -11,6 +11,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use usage_producer::{Freshness, ScopedCollector};
 use usage_tests::answers::Api;
 use usage_tests::pipeline::{RelayAgain, stack_api};
 use usage_tests::source::{self, Work};
@@ -49,7 +50,8 @@ async fn main() -> anyhow::Result<ExitCode> {
     let api = stack_api()?;
 
     let relay = RelayAgain::start()?;
-    let played = play(&pool, &args).await;
+    let module = workload::collector(api.types(Freshness::default())?);
+    let played = play(&pool, &module, &args).await;
     let restarts = relay.stop();
     let mut played = played?;
 
@@ -70,14 +72,15 @@ async fn main() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn play(pool: &PgPool, args: &Args) -> anyhow::Result<Played> {
+async fn play(pool: &PgPool, module: &ScopedCollector, args: &Args) -> anyhow::Result<Played> {
     // A new seed each time, so that a second demo on the same data adds to it.
     let seed = u64::from(rand::random::<u32>());
     if let Some(path) = &args.trace {
         let requests = trace::read(path)?;
         let bar = bar(requests.len(), "requests of the trace");
         let tick = bar.clone();
-        let played = workload::play_trace(pool, &requests, seed, 8, args.workers, move || tick.inc(1)).await;
+        let tick = move || tick.inc(1);
+        let played = workload::play_trace(pool, module, &requests, seed, 8, args.workers, tick).await;
         bar.finish();
         return played;
     }
@@ -85,7 +88,7 @@ async fn play(pool: &PgPool, args: &Args) -> anyhow::Result<Played> {
     let tick = bar.clone();
     let workload =
         Workload { transactions: args.transactions, workers: args.workers, seed, ..Workload::default() };
-    let played = workload::play(pool, &workload, move || tick.inc(1)).await;
+    let played = workload::play(pool, module, &workload, move || tick.inc(1)).await;
     bar.finish();
     played
 }

@@ -76,7 +76,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 async fn emit_for_ever(pool: PgPool, arguments: Arc<Arguments>, number: u32) {
-    let module = workload::collector();
+    let module = workload::unchecked_collector();
     let seed = arguments.seed ^ u64::from(number) << 32 ^ hash(&arguments.life);
     let mut worker = Worker::new(
         StdRng::seed_from_u64(seed),
