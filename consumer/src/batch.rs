@@ -67,8 +67,17 @@ pub struct Deferred {
     pub by_registry: bool,
 }
 
-/// Who a record that is not kept came from, for metrics.
-pub type Tally = BTreeMap<(Option<Uuid>, NotKept), u64>;
+/// Whose a record is, for metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Whose {
+    /// `None` of what can't be read.
+    pub tenant_id: Option<Uuid>,
+    /// `None` of what can't be read or is not registered. Shared with the registry: nothing is copied for a record.
+    pub metric: Option<Arc<str>>,
+}
+
+/// How many records are not kept, for metrics.
+pub type Tally = BTreeMap<(Whose, NotKept), u64>;
 
 /// A batch that takes in rows.
 pub struct Open {

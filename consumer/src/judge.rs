@@ -15,11 +15,15 @@ use uuid::Uuid;
 
 use crate::attribution::Permissions;
 use crate::authenticate::{Signed, SourceKeys};
+use crate::batch::Whose;
 use crate::marker::{self, Heard};
 use crate::message::{Envelope, KnownHeaders};
 
 /// How often a record may be forwarded.
 pub const FORWARD_LIMIT: u32 = 3;
+
+/// The registered usage types by name, ready for judging.
+pub type Types = HashMap<Arc<str>, Arc<CompiledType>>;
 
 /// What the control database says, as last read.
 #[derive(Default)]
@@ -27,7 +31,7 @@ pub struct Registry {
     /// Grows with each reading, by when it began.
     pub reading: u64,
     pub keys: SourceKeys,
-    pub types: HashMap<String, Arc<CompiledType>>,
+    pub types: Types,
     /// Whose usage sources emit, where it was said.
     pub sources: HashMap<String, Attribution>,
 }
@@ -186,6 +190,18 @@ impl Judge {
         let at = Timestamp::from_micros(message.timestamp.saturating_mul(1_000));
         validate::validate(&record, &self.bounds, at).ok()?;
         Some(record)
+    }
+
+    /// Whose record it is. A metric that is not registered is none, so that a source can't make labels at will.
+    pub fn whose(&self, record: &RecordRef<'_>) -> Whose {
+        let registered = self.registry.types.get_key_value(record.metric);
+        Whose { tenant_id: Some(record.tenant_id), metric: registered.map(|(name, _)| name.clone()) }
+    }
+
+    /// Whose record a refused message claims to be; nobody's, if it was refused before anything in it could be looked at.
+    pub fn claims(&self, message: &Envelope<'_>, refusal: &Refusal) -> Whose {
+        let claimed = || self.claimed(message).map(|record| self.whose(&record));
+        if refusal.reason == Reason::Undecodable { Whose::default() } else { claimed().unwrap_or_default() }
     }
 
     /// The record that a message claims to be, whether it is valid or not.

@@ -19,7 +19,7 @@ use usage_schemas::RecordRef;
 use usage_service::clock;
 use usage_storage::{IdProbe, Rows};
 
-use crate::batch::{Decided, Deferred, Identity, Limits, Open, RECORD_OVERHEAD};
+use crate::batch::{Decided, Deferred, Identity, Limits, Open, RECORD_OVERHEAD, Whose};
 use crate::budget::Charge;
 use crate::dead_letter::Outgoing;
 use crate::filter::IdFilter;
@@ -186,7 +186,7 @@ impl Ledger {
         let why = match judge.judge(message, self.place) {
             Verdict::Record { record, content_hash } => {
                 match self.known(&(record.tenant_id, record.record_id)) {
-                    Known::Kept(hash) => Some((Some(record.tenant_id), repeated(hash, content_hash))),
+                    Known::Kept(hash) => Some((judge.whose(&record), repeated(hash, content_hash))),
                     Known::No if !filter.may_contain(&record.record_id) => {
                         match self.room(judge, &record, message) {
                             Room::Unbound => {
@@ -200,7 +200,7 @@ impl Ledger {
                             }
                             Room::UsedUp(refusal) => {
                                 self.open.note_over_quota(record.source);
-                                Some((Some(record.tenant_id), Fate::Refused(refusal)))
+                                Some((judge.whose(&record), Fate::Refused(refusal)))
                             }
                             Room::Unknown => return Some(self.defer(message, judge, copy(), false, now)),
                         }
@@ -219,17 +219,19 @@ impl Ledger {
             }
             Verdict::Marker(heard) => {
                 self.open.heard.push(heard);
-                Some((None, Fate::Marker))
+                Some((Whose::default(), Fate::Marker))
             }
-            Verdict::Forward { partition, hops } => Some((None, Fate::Forward { partition, hops })),
-            Verdict::Refused(refusal) => Some((None, Fate::Refused(refusal))),
+            Verdict::Forward { partition, hops } => {
+                Some((Whose::default(), Fate::Forward { partition, hops }))
+            }
+            Verdict::Refused(refusal) => Some((judge.claims(message, &refusal), Fate::Refused(refusal))),
         };
-        let Some((tenant, fate)) = why else {
+        let Some((whose, fate)) = why else {
             self.open.note(offset, timestamp, charge, None, now);
             return Some(charge);
         };
         let why = fate.not_kept();
-        *self.open.tally.entry((tenant, why)).or_default() += 1;
+        *self.open.tally.entry((whose, why)).or_default() += 1;
         let mut charge = charge;
         if let Some(action) = fate.action() {
             self.open.outgoing.push(Outgoing { message: copy(), action });
@@ -368,20 +370,20 @@ impl Ledger {
         let mut kept = Open::new(open.opened);
         for Deferred { message, .. } in std::mem::take(&mut open.deferred) {
             let envelope = message.envelope();
-            let (tenant, fate) = match judge.judge(&envelope, self.place) {
+            let (whose, fate) = match judge.judge(&envelope, self.place) {
                 Verdict::OnBehalf { record, .. } if permitted(&record) != Some(true) => {
-                    (Some(record.tenant_id), Fate::Refused(forbidden()))
+                    (judge.whose(&record), Fate::Refused(forbidden()))
                 }
                 Verdict::Record { record, content_hash } | Verdict::OnBehalf { record, content_hash } => {
                     let id = &(record.tenant_id, record.record_id);
                     let earlier = open.hash_of(id).or_else(|| kept.hash_of(id)).or_else(|| self.earlier(id));
                     match earlier.or_else(|| answer.stored.get(id).copied()) {
-                        Some(hash) => (Some(record.tenant_id), repeated(hash, content_hash)),
+                        Some(hash) => (judge.whose(&record), repeated(hash, content_hash)),
                         None => {
                             match self.room_behind(judge, &record, &envelope, &[Some(&open), Some(&kept)]) {
                                 Room::UsedUp(refusal) => {
                                     open.note_over_quota(record.source);
-                                    (Some(record.tenant_id), Fate::Refused(refusal))
+                                    (judge.whose(&record), Fate::Refused(refusal))
                                 }
                                 room => {
                                     kept.keep(&record, content_hash, message.offset, clock::now_micros());
@@ -396,14 +398,12 @@ impl Ledger {
                 }
                 Verdict::Marker(heard) => {
                     open.heard.push(heard);
-                    (None, Fate::Marker)
+                    (Whose::default(), Fate::Marker)
                 }
-                Verdict::Forward { partition, hops } => (None, Fate::Forward { partition, hops }),
-                Verdict::Refused(refusal) => {
-                    (judge.claimed(&envelope).map(|record| record.tenant_id), Fate::Refused(refusal))
-                }
+                Verdict::Forward { partition, hops } => (Whose::default(), Fate::Forward { partition, hops }),
+                Verdict::Refused(refusal) => (judge.claims(&envelope, &refusal), Fate::Refused(refusal)),
             };
-            *open.tally.entry((tenant, fate.not_kept())).or_default() += 1;
+            *open.tally.entry((whose, fate.not_kept())).or_default() += 1;
             open.not_kept.push((message.offset, fate.not_kept()));
             if let Some(action) = fate.action() {
                 open.outgoing.push(Outgoing { message, action });

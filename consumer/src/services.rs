@@ -1,6 +1,5 @@
 //! What the work beside the owner's thread uses.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +17,7 @@ use usage_service::retry::Backoff;
 use usage_storage::Writer;
 
 use crate::dead_letter::Sender;
-use crate::judge::Registry;
+use crate::judge::{Registry, Types};
 use crate::link::Link;
 use crate::side_reader::SideReader;
 use crate::ticket::Ticket;
@@ -46,7 +45,7 @@ pub struct Services {
     /// Readings of the registry that were begun.
     readings: AtomicU64,
     /// Those of the last reading: few change from one to the next.
-    types: Mutex<HashMap<String, Arc<CompiledType>>>,
+    types: Mutex<Types>,
 }
 
 impl Services {
@@ -104,17 +103,18 @@ impl Services {
     }
 
     /// Makes types ready for judging; one that can't be refuses its records, under an alarm, and keeps no other from being judged.
-    fn compiled(&self, types: Vec<UsageType>) -> HashMap<String, Arc<CompiledType>> {
+    fn compiled(&self, types: Vec<UsageType>) -> Types {
         let mut known = self.types.lock().expect("not poisoned");
-        let compile = |usage_type: UsageType| match known.get(&usage_type.name) {
+        let compile = |usage_type: UsageType| match known.get(usage_type.name.as_str()) {
             Some(known) if *known.usage_type() == usage_type => known.clone(),
             _ => Arc::new(CompiledType::new(usage_type.clone()).unwrap_or_else(|error| {
                 tracing::error!(error = %error, "records of a usage type are refused");
                 CompiledType::refusing(usage_type)
             })),
         };
-        let types = types.into_iter().map(|usage_type| (usage_type.name.clone(), compile(usage_type)));
-        let types: HashMap<_, _> = types.collect();
+        let types =
+            types.into_iter().map(|usage_type| (usage_type.name.as_str().into(), compile(usage_type)));
+        let types: Types = types.collect();
         known.clone_from(&types);
         types
     }

@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use metrics::SharedString;
 use usage_control::Completeness;
 use usage_schemas::{Marker, Reason, Timestamp};
 use usage_service::telemetry::tenant_label;
 use usage_service::{clock, metric_names};
+use usage_storage::Rows;
 use uuid::Uuid;
 
-use crate::batch::{Decided, IdHasher};
+use crate::batch::{Decided, IdHasher, Whose};
 use crate::plan::NotKept;
 
 /// A count as a metric's value.
@@ -40,6 +42,9 @@ pub fn shipped(decided: &Decided, refused: &[i64]) {
     type Metrics<'a> = Vec<(&'a str, u64)>;
     let mut kept: HashMap<Uuid, Metrics<'_>, std::hash::BuildHasherDefault<IdHasher>> = HashMap::default();
     for (row, tenant) in rows.tenant_id.iter().enumerate() {
+        if refused.contains(&rows.offset[row]) {
+            continue;
+        }
         let metric = rows.metric.get(row).unwrap_or_default();
         let metrics = kept.entry(*tenant).or_default();
         match metrics.iter_mut().find(|(known, _)| *known == metric) {
@@ -61,16 +66,22 @@ pub fn shipped(decided: &Decided, refused: &[i64]) {
             .record(latency as f64);
     }
     ahead(decided.batch.partition, &decided.ahead);
-    for ((tenant, why), records) in &decided.tally {
-        not_kept(*tenant, *why, *records);
+    for ((whose, why), records) in &decided.tally {
+        not_kept(whose, *why, *records);
     }
     for (source, records) in &decided.over_quota {
         metrics::counter!(metric_names::CONSUMER_OVER_QUOTA_TOTAL, "source" => source.clone())
             .increment(*records);
     }
-    if !refused.is_empty() {
-        not_kept(None, NotKept::Refused(Reason::StorageRefused), refused.len() as u64);
+    for offset in refused {
+        not_kept(&whose_at(rows, *offset), NotKept::Refused(Reason::StorageRefused), 1);
     }
+}
+
+/// Whose the row at an offset is; what is in the rows has a registered metric.
+fn whose_at(rows: &Rows, offset: i64) -> Whose {
+    let Ok(row) = rows.offset.binary_search(&offset) else { return Whose::default() };
+    Whose { tenant_id: Some(rows.tenant_id[row]), metric: rows.metric.get(row).map(Into::into) }
 }
 
 /// Markers of a batch that move nothing: an alarm by batch, not by marker.
@@ -108,8 +119,9 @@ pub fn completeness(known: &Completeness, now: i64) {
     }
 }
 
-fn not_kept(tenant: Option<Uuid>, why: NotKept, records: u64) {
-    let tenant = tenant.map_or_else(|| "unknown".into(), tenant_label);
+fn not_kept(whose: &Whose, why: NotKept, records: u64) {
+    let tenant = whose.tenant_id.map_or_else(|| "unknown".into(), tenant_label);
+    let usage_type = whose.metric.clone().map_or("unregistered".into(), SharedString::from_shared);
     if why == NotKept::Forwarded {
         metrics::counter!(metric_names::CONSUMER_FORWARDED_TOTAL).increment(records);
     }
@@ -124,7 +136,7 @@ fn not_kept(tenant: Option<Uuid>, why: NotKept, records: u64) {
             metrics::counter!(
                 metric_names::USAGE_SCHEMA_VALIDATION_ERRORS_TOTAL,
                 "tenant_id" => tenant.clone(),
-                "usage_type" => "unregistered"
+                "usage_type" => usage_type.clone()
             )
             .increment(records);
         }
@@ -136,7 +148,7 @@ fn not_kept(tenant: Option<Uuid>, why: NotKept, records: u64) {
         metrics::counter!(
             metric_names::USAGE_INGESTION_TOTAL,
             "tenant_id" => tenant,
-            "usage_type" => "unregistered",
+            "usage_type" => usage_type,
             "status" => status
         )
         .increment(records);

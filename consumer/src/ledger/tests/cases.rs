@@ -1,12 +1,12 @@
 //! Single orders, each by name.
 
-use usage_schemas::Kind;
 use usage_schemas::codec::Encoder;
+use usage_schemas::{Kind, Timestamp};
 
 use super::orders::{Sent, log};
 use super::*;
 use crate::judge::Registry;
-use crate::testing::{record, signed};
+use crate::testing::{NOW, marker, record, signed};
 
 #[test]
 fn a_copy_in_the_batch_in_flight_is_a_duplicate() {
@@ -213,4 +213,66 @@ fn an_id_that_another_tenant_uses_is_another_identity() {
     let duplicate = Some(NotKept::Duplicate);
     assert_eq!(world.fates(), [(0, None), (1, None), (2, None), (3, duplicate), (4, None)]);
     assert_eq!(world.stored.len(), 4);
+}
+
+#[test]
+fn what_is_not_kept_is_tallied_under_its_metric_if_that_is_registered() {
+    let other = |change: fn(&mut usage_schemas::UsageRecord)| {
+        let mut record = record(tenant(), "b", 1);
+        change(&mut record);
+        record
+    };
+    let kept = record(tenant(), "a", 1);
+    let undecodable = |mut message: OwnedMessage| {
+        message.value.as_mut().unwrap().truncate(20);
+        message
+    };
+    let badly_signed = |mut message: OwnedMessage| {
+        message.key = Some(b"another".to_vec());
+        message
+    };
+    let log = vec![
+        signed(0, &kept),
+        signed(1, &kept),
+        signed(2, &other(|record| record.metric = "late.metric".into())),
+        // A gauge's metric.
+        signed(3, &other(|record| record.metric = "vm.memory".into())),
+        signed(4, &other(|record| record.timestamp = Timestamp::from_micros(0))),
+        badly_signed(signed(5, &kept)),
+        undecodable(signed(6, &kept)),
+        signed(7, &other(|record| record.record_id = Uuid::from_u128(1))),
+        marker(8, 1, NOW),
+        // Known only to storage.
+        signed(9, &record(tenant(), "stored", 1)),
+    ];
+    let mut world = World::new(log);
+    let stored = record(tenant(), "stored", 1);
+    world.filter.insert(&stored.record_id);
+    world.stored.insert((tenant(), stored.record_id), usage_schemas::ids::content_hash(&stored.borrowed()));
+    world.drain();
+    let mut tally = crate::batch::Tally::new();
+    for (of, records) in world.done.iter().flat_map(|decided| decided.tally.clone()) {
+        *tally.entry(of).or_default() += records;
+    }
+    let of = |metric: Option<&str>| Whose { tenant_id: Some(tenant()), metric: metric.map(Into::into) };
+    let tokens = || of(Some("llm.tokens"));
+    let refused = NotKept::Refused;
+    let expected = [
+        ((tokens(), NotKept::Duplicate), 2),
+        ((of(None), refused(Reason::UnknownUsageType)), 1),
+        ((of(Some("vm.memory")), refused(Reason::SchemaViolation)), 1),
+        ((tokens(), refused(Reason::TooOld)), 1),
+        ((tokens(), refused(Reason::BadSignature)), 1),
+        ((Whose::default(), refused(Reason::Undecodable)), 1),
+        ((tokens(), refused(Reason::IdMismatch)), 1),
+        ((Whose::default(), NotKept::Marker), 1),
+    ];
+    assert_eq!(tally, expected.into());
+    // The name is the registry's own, not a copy for each record.
+    let names = tally.keys().filter_map(|(whose, _)| whose.metric.as_ref());
+    let mut registered = names.filter_map(|name| {
+        let (own, _) = world.judge.registry.types.get_key_value(name)?;
+        Some(Arc::ptr_eq(own, name))
+    });
+    assert!(registered.all(|shared| shared));
 }
