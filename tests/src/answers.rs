@@ -69,6 +69,15 @@ impl Api {
         Ok((status, response.text().await?))
     }
 
+    /// One POST of a JSON body as `tenant`: status and body.
+    pub async fn post(&self, tenant: Uuid, path: &str, body: &Value) -> anyhow::Result<(u16, String)> {
+        let request = self.client.post(format!("{}{path}", self.url)).bearer_auth(self.token(tenant)?);
+        let request = request.header("content-type", "application/json").body(body.to_string());
+        let response = request.send().await.with_context(|| format!("POST {path}"))?;
+        let status = response.status().as_u16();
+        Ok((status, response.text().await?))
+    }
+
     /// Count and sum per metric of one tenant over [from, to), following the cursor.
     pub async fn totals(&self, tenant: Uuid, from: &str, to: &str) -> anyhow::Result<Totals> {
         let sums = self.per_metric(tenant, from, to, "sum").await?;
