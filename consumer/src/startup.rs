@@ -39,6 +39,8 @@ pub enum NotReady {
     Read(#[from] SideReadError),
     #[error("control database: run `usagectl control migrate`, `usagectl topics create` if it is new")]
     Control(#[from] ControlError),
+    #[error("the wrong workers")]
+    OtherWorkers(#[source] ControlError),
     #[error("storage: run `usagectl storage migrate` if it is new")]
     Storage(#[from] StorageError),
     #[error(
@@ -116,6 +118,11 @@ pub async fn check(config: &Config, storage: &dyn Storage, control: &Control) ->
     require_bytes(of_dead_letters, dead_letters, format!("at least {least}"), |bytes| bytes >= least)?;
     let limit = value(of_broker, "offset.metadata.max.bytes").and_then(|text| text.parse::<usize>().ok());
     let metadata_limit = limit.map_or(METADATA_LIMIT, |limit| limit.saturating_sub(1).min(METADATA_LIMIT));
+    // Last: a worker that could not work anyhow claims nothing.
+    control.belong_to(&config.consumer.group, records).await.map_err(|error| match error {
+        ControlError::OtherWorkers { .. } => NotReady::OtherWorkers(error),
+        error => error.into(),
+    })?;
     Ok(Checked { dead_letter_partitions, metadata_limit })
 }
 

@@ -155,3 +155,21 @@ async fn the_consumer_does_not_start_on_topics_whose_letters_may_not_fit() {
     }
     pipeline.end().await;
 }
+
+/// Another group would read the log anew and take every partition from the one that is at work; another topic's offsets mean other rows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_consumer_does_not_start_on_the_control_database_of_another_group_or_topic() {
+    logs();
+    let pipeline = Pipeline::start(1).await;
+    let check = async |more: &[&str]| {
+        startup::check(&pipeline.config(more), &*pipeline.storage, &pipeline.control).await
+    };
+    // Who can't work claims nothing.
+    assert!(matches!(check(&["kafka.dead_letters_topic=none"]).await, Err(NotReady::NoTopic(_))));
+    assert!(check(&[]).await.is_ok());
+    let refused = check(&[&format!("consumer.group={}-2", pipeline.group)]).await.unwrap_err();
+    let said = usage_service::error_chain(&refused);
+    assert!(matches!(refused, NotReady::OtherWorkers(_)) && said.contains(&pipeline.group), "{said}");
+    assert!(check(&[]).await.is_ok());
+    pipeline.end().await;
+}

@@ -60,6 +60,11 @@ pub enum ControlError {
     OtherGrowth { begun: i32, asked: i32 },
     #[error("the topic is not growing to {0} partitions")]
     NotGrowing(i32),
+    #[error(
+        "the control database belongs to `consumer.group` {group} and `kafka.records_topic` {topic}: their progress is \
+         not that of any other"
+    )]
+    OtherWorkers { group: String, topic: String },
     #[error("partition {0} has no progress row: it was not taken over")]
     NoProgress(i32),
     #[error("there is no {}source {source_name}", outbox.map_or_else(String::new, |outbox| format!("outbox {outbox} of ")))]

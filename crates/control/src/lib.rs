@@ -19,6 +19,7 @@ mod sources;
 pub mod testing;
 mod topic_id;
 mod types;
+mod workers;
 
 use std::future::Future;
 use std::time::Duration;

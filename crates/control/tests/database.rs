@@ -53,6 +53,27 @@ async fn many_processes_may_migrate_at_once() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_control_database_belongs_to_the_group_and_topic_that_came_first() {
+    with_control(|control, _| async move {
+        let mut claims = tokio::task::JoinSet::new();
+        for n in 0..4 {
+            let (control, group) = (control.clone(), format!("group-{}", n % 2));
+            claims.spawn(async move { control.belong_to(&group, "records").await.is_ok().then_some(group) });
+        }
+        let winners: Vec<String> = claims.join_all().await.into_iter().flatten().collect();
+        assert!(winners.len() == 2 && winners[0] == winners[1], "{winners:?}");
+        let own = &winners[0];
+        control.belong_to(own, "records").await.unwrap();
+        for (group, topic) in [("group-2", "records"), (own.as_str(), "others"), ("", "")] {
+            let error = control.belong_to(group, topic).await.unwrap_err();
+            assert!(matches!(&error, ControlError::OtherWorkers { group, topic } if group == own && topic == "records"));
+            assert!(!error.may_pass());
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_changed_migration_is_refused() {
     with_control(|control, _| async move {

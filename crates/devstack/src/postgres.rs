@@ -297,7 +297,7 @@ fn launch(bin: &Path, dir: &Path, data: &Path, port: u16, life: Life) -> Result<
 const SETTINGS: [&str; 8] = [
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
-    "max_connections=200",
+    "max_connections=400",
     "max_prepared_transactions=20",
     "fsync=on",
     "shared_buffers=128MB",

@@ -150,7 +150,7 @@ fn postgres_has_the_settings_that_the_tests_count_on() {
     let dir = tempfile::tempdir().unwrap();
     let server = Postgres::start(dir.path()).unwrap();
     for (name, value) in [
-        ("max_connections", "200"),
+        ("max_connections", "400"),
         ("max_prepared_transactions", "20"),
         ("fsync", "on"),
         ("listen_addresses", "127.0.0.1"),
