@@ -28,7 +28,7 @@ fn servers_end_when_their_starter_is_killed() {
     let (mut child, servers) = hold(dir.path());
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(wait_until(Duration::from_secs(30), || !servers.iter().any(|id| id.is_running())), "{servers:?}");
+    assert!(wait_until(LIMIT, || !servers.iter().any(|id| id.is_running())), "{servers:?}");
 }
 
 #[test]

@@ -12,14 +12,13 @@ use usage_storage::StoredRecord;
 use uuid::Uuid;
 
 use crate::memory::record;
-use crate::process::Process;
+use crate::process::{Process, WITHIN};
 use crate::real::Databases;
 use crate::support::bearer;
 
 const QUESTION: &str =
     "/v1/usage/aggregated?from=2025-03-25T00:00:00Z&to=2025-05-04T00:00:00Z&group_by=metric&window_size=DAY";
 const TYPE: &str = r#"{"name":"gpu.seconds","kind":"counter","unit":"second"}"#;
-const WITHIN: Duration = Duration::from_secs(60);
 
 /// Each point, and the request on whose way it lies.
 const POINTS: &[(&str, Request)] = &[
@@ -93,7 +92,7 @@ async fn start(directory: &Path, databases: &Databases, points: &str) -> (Proces
         directory,
         databases,
         points,
-        &["limits.aggregated_rows=10", "limits.storage_timeout=60s"],
+        &["limits.aggregated_rows=10", "limits.storage_timeout=60s", "limits.control_timeout=60s"],
     );
     let address = process.address("serving the API").await;
     (process, address)

@@ -51,7 +51,7 @@ impl Databases {
         clickhouse.flush_age = Duration::ZERO;
         clickhouse.rollup_rows = 0;
         // A busy machine is no reason to fail.
-        clickhouse.read_timeout = Duration::from_secs(60);
+        clickhouse.read_timeout = Duration::from_secs(300);
         let storage = ClickHouseStorage::connect(clickhouse.clone());
         storage.migrate().await.unwrap();
         Self { control, clickhouse, storage }
@@ -74,7 +74,7 @@ impl Databases {
 
     /// The API over these databases, with the tenant, the policies and the usage types of a harness over memory.
     pub async fn api(&self, like: &Harness, page_rows: usize) -> Harness {
-        let patient = Duration::from_secs(60);
+        let patient = Duration::from_secs(300);
         let bounds = Bounds { timeout: patient, ..Bounds::default() };
         let policy = like.policy.clone();
         let setup = Setup { timeout: patient, bounds, policy: policy.clone(), ..Setup::page_rows(page_rows) };

@@ -45,7 +45,7 @@ fn a_process_with_the_same_number_is_not_taken_for_ours() {
 fn an_ended_process_is_not_running_even_before_it_is_reaped() {
     let dir = tempfile::tempdir().unwrap();
     let server = server("exit 3", &dir.path().join("log"));
-    assert!(wait_until(Duration::from_secs(10), || !server.id().is_running()));
+    assert!(wait_until(Duration::from_secs(60), || !server.id().is_running()));
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn one_that_does_not_listen_is_killed_with_its_helpers() {
         helper
     };
     let mut read_helper = read_helper;
-    assert!(wait_until(Duration::from_secs(10), || read_helper().is_some()));
+    assert!(wait_until(Duration::from_secs(60), || read_helper().is_some()));
     let helper = ProcessId::of(helper.unwrap()).unwrap();
     let started = Instant::now();
     assert!(stubborn.id().end(Signal::SIGTERM, Duration::from_millis(200)).unwrap());
     assert!(started.elapsed() >= Duration::from_millis(200));
-    assert!(wait_until(Duration::from_secs(10), || !helper.is_running()));
+    assert!(wait_until(Duration::from_secs(60), || !helper.is_running()));
     assert!(stubborn.exited().unwrap().is_some());
 }
 
@@ -101,7 +101,7 @@ fn output_is_appended_to_the_log() {
     let log = dir.path().join("logs/x.log");
     for _ in 0..2 {
         let mut server = server("echo out; echo err >&2", &log);
-        assert!(wait_until(Duration::from_secs(10), || server.exited().unwrap().is_some()));
+        assert!(wait_until(Duration::from_secs(60), || server.exited().unwrap().is_some()));
     }
     assert_eq!(fs::read_to_string(&log).unwrap(), "out\nerr\nout\nerr\n");
 }
@@ -121,7 +121,7 @@ fn stop_wakes_a_frozen_process_first() {
     let mut sleeper = server("exec sleep 60", &dir.path().join("log"));
     assert!(!sleeper.id().stands_still());
     sleeper.signal(Signal::SIGSTOP).unwrap();
-    assert!(sleeper.id().stands_still());
+    assert!(wait_until(Duration::from_secs(60), || sleeper.id().stands_still()));
     let started = Instant::now();
     sleeper.stop(Signal::SIGTERM, Duration::from_secs(20)).unwrap();
     assert!(started.elapsed() < Duration::from_secs(20));

@@ -165,5 +165,5 @@ async fn serves_until_it_is_stopped() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), closed).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), closed).await.unwrap();
 }

@@ -81,7 +81,10 @@ LIMIT 20";
 #[async_trait]
 impl Bench for Database {
     fn storage(&self) -> Arc<dyn Storage> {
-        Arc::new(ClickHouseStorage::connect(self.config()))
+        let mut config = self.config();
+        // A busy machine is no reason to fail.
+        config.read_timeout = Duration::from_secs(60);
+        Arc::new(ClickHouseStorage::connect(config))
     }
 
     fn impatient(&self, write_timeout: Duration, address: Option<SocketAddr>) -> Arc<dyn Storage> {

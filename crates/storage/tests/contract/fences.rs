@@ -143,9 +143,12 @@ pub async fn a_takeover_ends_joint_inserts(bench: &dyn Bench) {
     store(&*holder, &oracle, &makers.iter_mut().map(|maker| maker.batch(3_000)).collect::<Vec<_>>())
         .await
         .unwrap();
-    let usual = started.elapsed();
-    let mut interrupted = 0;
-    for _ in 0..8 {
+    let mut usual = started.elapsed();
+    let (mut interrupted, mut rounds) = (0, 0);
+    // How long an insert takes changes: until one was met in its middle.
+    while rounds < 8 || interrupted == 0 {
+        rounds += 1;
+        assert!(rounds < 100, "no takeover came in the middle of an insert");
         let batches: Vec<_> = makers.iter_mut().map(|maker| maker.batch(3_000)).collect();
         batches.iter().for_each(|batch| oracle.begin(batch));
         let writing = {
@@ -160,7 +163,7 @@ pub async fn a_takeover_ends_joint_inserts(bench: &dyn Bench) {
         oracle.acknowledge(&batches[0]);
         again(|| taker.recover(0)).await;
         match writing.await.unwrap() {
-            Ok(()) => {}
+            Ok(()) => usual = usual.mul_f64(0.8),
             Err(error) => {
                 interrupted += 1;
                 assert!(matches!(error, StorageError::Unknown(_) | StorageError::Fenced { .. }), "{error:?}");
@@ -175,7 +178,6 @@ pub async fn a_takeover_ends_joint_inserts(bench: &dyn Bench) {
         take(&*taker, &[1]).await;
         holder = taker;
     }
-    assert!(interrupted > 0, "no takeover came in the middle of an insert");
     assert!(checking.finish().await > 0);
     settled_exactly_once(bench, &oracle, &makers).await;
 }
@@ -204,7 +206,8 @@ pub async fn a_frozen_writer_stores_nothing_later(bench: &dyn Bench, server: &dy
         let owner = storage.writer();
         let started = Instant::now();
         again(|| owner.open(0)).await;
-        assert!(started.elapsed() < Duration::from_secs(12), "{freeze:?}: {:?}", started.elapsed());
+        // By the server's own settings it would wait for half a minute.
+        assert!(started.elapsed() < Duration::from_secs(28), "{freeze:?}: {:?}", started.elapsed());
         settle(&*owner, std::slice::from_ref(&batch)).await.unwrap();
         oracle.acknowledge(&batch);
         again(|| owner.recover(0)).await;

@@ -160,7 +160,7 @@ pub async fn a_hanging_write_does_not_stop_flushes(bench: &dyn Bench, server: &d
 pub async fn a_batch_of_two_months_with_a_write_error_between_them(bench: &dyn Bench, server: &dyn Server) {
     bench.storage().migrate().await.unwrap();
     let mut proxy = Proxy::start(server.address()).await;
-    let writer = bench.impatient(Duration::from_secs(2), Some(proxy.address)).writer();
+    let writer = bench.impatient(Duration::from_secs(5), Some(proxy.address)).writer();
     let oracle = Oracle::default();
     let mut makers = vec![Maker::new(109, 0, 2)];
     take(&*writer, &[0]).await;

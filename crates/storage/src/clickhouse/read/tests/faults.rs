@@ -51,7 +51,7 @@ async fn a_server_that_never_answers_is_a_timeout() {
     for error in errors(&reader_of(url, Duration::from_millis(200))).await {
         assert!(matches!(error, StorageError::Timeout), "{error:?}");
     }
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(20));
     silent.abort();
 }
 
@@ -117,7 +117,7 @@ async fn a_slow_question_times_out_and_ends_on_the_server() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the abandoned question still runs");
+    tokio::time::timeout(Duration::from_secs(120), gone).await.expect("the abandoned question still runs");
     database.drop().await;
 }
 
