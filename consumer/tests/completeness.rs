@@ -5,6 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::future::join_all;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
@@ -158,7 +159,8 @@ impl Checker {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_killed_between_write_and_control_transaction_leaves_its_markers_to_the_plan() {
     logs();
-    for point in ["consumer.written=kill", "consumer.planned=kill", "consumer.advanced=kill"] {
+    let points = ["consumer.written=kill", "consumer.planned=kill", "consumer.advanced=kill"];
+    let killed = points.map(async |point| {
         let pipeline = Pipeline::start(1).await;
         let tenant = Uuid::new_v4();
         let records: Vec<_> = (0..10).map(|i| pipeline.record(tenant, &format!("{i}"), 1)).collect();
@@ -178,7 +180,8 @@ async fn a_worker_killed_between_write_and_control_transaction_leaves_its_marker
         assert_eq!(pipeline.control.progress().await.unwrap()[0].batch_seq, 1, "{point}");
         assert_eq!(pipeline.totals(tenant).await, Totals::exactly(10, 10), "{point}");
         pipeline.end().await;
-    }
+    });
+    join_all(killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,14 +45,17 @@ pub fn read_all(topic: &str) -> anyhow::Result<Vec<Letter>> {
     read_all_of(&testing::kafka_brokers(), topic)
 }
 
+/// One that sees what is committed, and the end of that as the topic's.
+fn reader(brokers: &str) -> anyhow::Result<BaseConsumer> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("group.id", "usage-tests-reader");
+    config.set("enable.auto.commit", "false").set("isolation.level", "read_committed");
+    Ok(config.create()?)
+}
+
 /// Everything that is in a topic of these brokers now, in the order of partitions and offsets.
 pub fn read_all_of(brokers: &str, topic: &str) -> anyhow::Result<Vec<Letter>> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", brokers)
-        .set("group.id", "usage-tests-reader")
-        .set("enable.auto.commit", "false")
-        .set("isolation.level", "read_committed")
-        .create()?;
+    let consumer = reader(brokers)?;
     let metadata = consumer.fetch_metadata(Some(topic), TIMEOUT).context("metadata")?;
     let partitions: Vec<i32> = metadata
         .topics()
@@ -149,7 +152,8 @@ pub async fn write(
     Ok(())
 }
 
-/// Writes a message in a transaction of its own: behind it the log has a control record.
+/// Writes a message in a transaction of its own, and waits until readers see it: behind it the log has a control record, which the broker
+/// writes after it has answered the commit.
 pub async fn write_in_transaction(topic: &str, partition: i32, value: &[u8]) -> anyhow::Result<()> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", testing::kafka_brokers());
@@ -158,9 +162,21 @@ pub async fn write_in_transaction(topic: &str, partition: i32, value: &[u8]) -> 
     let record = FutureRecord::<[u8], [u8]>::to(topic).partition(partition).payload(value);
     tokio::task::block_in_place(|| producer.init_transactions(TIMEOUT))?;
     producer.begin_transaction()?;
-    producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
+    let delivery = producer.send(record, TIMEOUT).await.map_err(|(error, _)| error)?;
     tokio::task::block_in_place(|| producer.commit_transaction(TIMEOUT))?;
-    Ok(())
+    let reader = reader(&testing::kafka_brokers())?;
+    let deadline = Instant::now() + TIMEOUT;
+    let mut every = tokio::time::interval(Duration::from_millis(50));
+    loop {
+        every.tick().await;
+        let (_, end) = tokio::task::block_in_place(|| reader.fetch_watermarks(topic, partition, TIMEOUT))?;
+        if end > delivery.offset + 1 {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("{topic} ends at {end} for readers after {TIMEOUT:?}, not behind {}", delivery.offset);
+        }
+    }
 }
 
 /// Writes a message onto another topic, byte for byte with all its headers, as any producer could.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures::future::join_all;
 use usage_schemas::names;
 use uuid::Uuid;
 
@@ -121,7 +122,7 @@ impl Load {
     }
 }
 
-/// The victim dies at the point; an heir takes over once its leases have run out.
+/// Side by side with others, for most of the time is spent in waiting for leases. The victim dies at the point; an heir takes over once its leases have run out.
 async fn die(visit: Visit) {
     let mut load = Load::new().await;
     let (source, topic) = (&load.source, &load.topic);
@@ -166,37 +167,28 @@ async fn freeze(visit: Visit) -> Load {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_is_killed_while_it_sends_loses_nothing() {
-    for visit in SENDING {
-        die(visit).await;
-    }
+    join_all(SENDING.map(die)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_is_killed_while_it_moves_rows_loses_nothing() {
-    for visit in MOVING {
-        die(visit).await;
-    }
+    join_all(MOVING.map(die)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_is_killed_while_it_speaks_of_completeness_says_nothing_wrong() {
-    for visit in COMPLETING {
-        die(visit).await;
-    }
+    join_all(COMPLETING.map(die)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zombie_that_wakes_up_while_it_sends_or_moves_rows_does_no_harm() {
-    for point in ["relay.produce", "relay.acked", "relay.move_aside"] {
-        freeze((point, 1)).await;
-    }
+    join_all(["relay.produce", "relay.acked", "relay.move_aside"].map(|point| freeze((point, 1)))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zombie_that_wakes_up_while_it_speaks_of_completeness_says_nothing_wrong() {
-    for point in ["relay.claimed", "relay.return", "relay.store_complete", "relay.send_marker"] {
-        freeze((point, 1)).await;
-    }
+    let points = ["relay.claimed", "relay.return", "relay.store_complete", "relay.send_marker"];
+    join_all(points.map(|point| freeze((point, 1)))).await;
 }
 
 /// Two relays send the same rows, one of them as a zombie: the copies have one id, also of a record without a key.

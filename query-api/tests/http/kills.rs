@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use futures::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use usage_access::Scopes;
@@ -86,16 +87,24 @@ fn without_chunks(mut body: &str, chunked: bool) -> String {
     text
 }
 
-/// Small pages, so that a stream has several.
+/// One that serves. Its own looks at what it depends on may come to a point first, before it serves: then another one is started.
 async fn start(directory: &Path, databases: &Databases, points: &str) -> (Process, SocketAddr) {
-    let mut process = Process::armed(
-        directory,
-        databases,
-        points,
-        &["limits.aggregated_rows=10", "limits.storage_timeout=60s", "limits.control_timeout=60s"],
-    );
-    let address = process.address("serving the API").await;
-    (process, address)
+    // Small pages, so that a stream has several.
+    let set = ["limits.aggregated_rows=10", "limits.storage_timeout=60s", "limits.control_timeout=60s"];
+    for _ in 0..20 {
+        let mut process = Process::armed(directory, databases, points, &set);
+        let pid = process.child.id().expect("it was not waited for");
+        let served = tokio::select! {
+            biased;
+            address = process.address_unless_it_ends("serving the API") => address,
+            () = frozen(pid) => None,
+        };
+        match served {
+            Some(address) => return (process, address),
+            None => process.child.kill().await.unwrap(),
+        }
+    }
+    panic!("of 20 processes none served before it came to {points}");
 }
 
 fn records(tenant: Uuid) -> Vec<StoredRecord> {
@@ -132,7 +141,9 @@ async fn a_reader_that_dies_or_freezes_at_any_point_leaves_nothing_behind() {
     assert_eq!((expected[2].0, &expected[2].1), (200, &registered.1), "registered once");
     assert!(expected[1].1.lines().count() > 25, "several pages: {}", expected[1].1);
 
-    for (point, request) in POINTS {
+    // A directory each, since a process is started from a file in it.
+    let visits = POINTS.iter().map(async |(point, request)| {
+        let directory = tempfile::tempdir().unwrap();
         let (mut process, address) = start(directory.path(), &databases, &format!("{point}=kill")).await;
         assert_eq!(request.send(address, &authorization).await, None, "{point}: no answer that looks whole");
         let status = tokio::time::timeout(WITHIN, process.child.wait()).await.expect("it dies").unwrap();
@@ -142,12 +153,13 @@ async fn a_reader_that_dies_or_freezes_at_any_point_leaves_nothing_behind() {
         let (mut process, address) = start(directory.path(), &databases, &format!("{point}=stop@1")).await;
         let (request, authorization) = (*request, authorization.clone());
         let asking = tokio::spawn(async move { request.send(address, &authorization).await });
-        frozen(&process).await;
+        frozen(process.child.id().expect("it lives")).await;
         signal(&process, nix::sys::signal::Signal::SIGCONT);
         let answer = tokio::time::timeout(WITHIN, asking).await.expect("it answers").unwrap();
         assert!(expected.contains(&answer.expect("a whole answer")), "{point}: late, not wrong");
         process.child.kill().await.unwrap();
-    }
+    });
+    join_all(visits).await;
     databases.drop().await;
 }
 
@@ -156,8 +168,8 @@ fn signal(process: &Process, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
-async fn frozen(process: &Process) {
-    let stat = format!("/proc/{}/stat", process.child.id().expect("it lives"));
+async fn frozen(pid: u32) {
+    let stat = format!("/proc/{pid}/stat");
     let frozen = || {
         let stat = std::fs::read_to_string(&stat).unwrap();
         stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))

@@ -81,14 +81,19 @@ impl Process {
 
     /// The address in the log line with this message.
     pub async fn address(&mut self, message: &str) -> SocketAddr {
+        self.address_unless_it_ends(message).await.expect("the process ended")
+    }
+
+    /// The same of a process that may end first.
+    pub async fn address_unless_it_ends(&mut self, message: &str) -> Option<SocketAddr> {
         let found = tokio::time::timeout(WITHIN, async {
-            loop {
-                let line = self.log.next_line().await.unwrap().expect("the process ended");
+            while let Some(line) = self.log.next_line().await.unwrap() {
                 let line: serde_json::Value = serde_json::from_str(&line).unwrap();
                 if line["message"] == message {
-                    return line["address"].as_str().unwrap().parse().unwrap();
+                    return Some(line["address"].as_str().unwrap().parse().unwrap());
                 }
             }
+            None
         });
         found.await.expect("the process says where it serves")
     }
