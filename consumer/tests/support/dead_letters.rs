@@ -72,7 +72,9 @@ fn read_each<T>(
         assert!(Instant::now() < deadline, "the topic of dead letters ends");
         match consumer.poll(Duration::from_millis(200)) {
             Some(Ok(message)) => letters.push(each(&message)),
-            Some(Err(rdkafka::error::KafkaError::PartitionEOF(partition))) => drop(ended.insert(partition)),
+            Some(Err(rdkafka::error::KafkaError::PartitionEOF(partition))) => {
+                ended.insert(partition);
+            }
             // What librdkafka reports beside messages it tries again by itself; the deadline decides.
             Some(Err(_)) | None => {}
         }
