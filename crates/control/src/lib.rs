@@ -94,6 +94,15 @@ impl Control {
         Ok(control)
     }
 
+    /// The database's clock, in microseconds since the Unix epoch: of the clocks at hand the one that all share.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn now(&self) -> Result<i64, ControlError> {
+        let now = async { Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&self.pool).await?) };
+        self.within(now).await.map(usage_service::clock::to_micros)
+    }
+
     /// Like [`Control::connect`], but connects when the first call is made: for processes that start while the server is away.
     ///
     /// # Errors

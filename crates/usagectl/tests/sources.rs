@@ -106,6 +106,31 @@ async fn a_key_is_shown_once_and_its_validity_is_ended_and_restored() {
     .await;
 }
 
+/// A key that somebody else has must not live on because an operator's clock is ahead, nor take back what was sent before.
+#[tokio::test]
+async fn a_key_that_is_revoked_now_ends_by_the_databases_clock() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        place.done(&["source-key", "create", "mail", "--key-id", "m1"]);
+        // Two hours behind this machine's.
+        for statement in [
+            "CREATE SCHEMA slow",
+            "CREATE FUNCTION slow.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+             RETURN pg_catalog.clock_timestamp() - interval '2 hours'",
+            "DO $do$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = slow, pg_catalog, public', current_database()); END $do$",
+        ] {
+            database.execute(statement).await;
+        }
+        place.done(&["source-key", "revoke", "mail", "m1"]);
+        let control = database.control().await;
+        let until = control.source_key("mail", "m1").await.unwrap().unwrap().valid_until.unwrap();
+        let behind = usage_service::clock::now_micros() - until;
+        assert!((7_200_000_000..7_800_000_000).contains(&behind), "{behind}");
+        control.close().await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn it_is_said_whose_usage_a_source_emits() {
     with_database(&testing::control_database_url(), |database| async move {

@@ -119,7 +119,12 @@ pub(super) async fn revoke(config: &Resolved, options: &SourceKeyRevoke) -> anyh
         );
         return Ok(());
     }
-    let revoked = control.revoke_source_key(name, key_id, at.unwrap_or_else(clock::now_micros)).await;
+    let at = match at {
+        Some(at) => *at,
+        // This machine's clock is anybody's.
+        None => control.now().await?,
+    };
+    let revoked = control.revoke_source_key(name, key_id, at).await;
     match revoked.map_err(no_such_key)? {
         Revoked::Ends(until) => {
             println!("key {key_id} of source {name} is valid until {}", output::time(until));
