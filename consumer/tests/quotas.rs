@@ -6,33 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use support::lanes::{Lane, SETTINGS, in_lanes};
 use support::points::{self, Visit};
+use support::quotas::{counted, long, of, send, set};
 use support::{Pipeline, Process, SOURCE, Totals, eventually, logs};
 use usage_control::{Quota, QuotaScope};
 use usage_schemas::UsageRecord;
-use usage_service::clock;
 use uuid::Uuid;
-
-/// A window that does not end while a test runs.
-fn long(max_records: i64) -> Quota {
-    let seconds = clock::now_millis() / 1_000;
-    let ends_late = |window: &i32| i64::from(*window) - seconds % i64::from(*window) > 3_600;
-    let window_seconds = [2_000_000, 2_300_000].into_iter().find(ends_late).expect("they end at other times");
-    Quota { max_records, window_seconds }
-}
-
-fn of(tenant: Uuid) -> QuotaScope {
-    QuotaScope::Tenant(SOURCE.into(), tenant)
-}
-
-async fn set(pipeline: &Pipeline, tenant: Uuid, quota: Option<Quota>) {
-    pipeline.control.set_quota(&of(tenant), quota).await.unwrap();
-}
-
-/// What the database has counted of a tenant, in all windows.
-async fn counted(pipeline: &Pipeline, tenant: Uuid) -> i64 {
-    let used = pipeline.control.quota_use(SOURCE, tenant, 100).await.unwrap();
-    used.iter().map(|window| window.records).sum()
-}
 
 fn units(record: &UsageRecord) -> i64 {
     i64::try_from(record.value.unscaled() / 1_000_000_000_000_000_000).unwrap()
@@ -84,17 +62,6 @@ impl Expected {
         let origins: BTreeSet<_> = own.map(|letter| letter.origin()).collect();
         assert_eq!(origins, self.letters, "{when}: letters by identity");
     }
-}
-
-async fn send(pipeline: &Pipeline, records: &[UsageRecord]) -> Vec<(i32, i64, UsageRecord)> {
-    let messages: Vec<_> = records.iter().map(|record| pipeline.message(record)).collect();
-    let offsets = pipeline.send(&messages).await;
-    messages
-        .iter()
-        .zip(offsets)
-        .zip(records)
-        .map(|((message, offset), record)| (message.partition, offset, record.clone()))
-        .collect()
 }
 
 /// Of each tenant `each` records in turns, and some of them twice.

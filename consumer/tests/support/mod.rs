@@ -9,6 +9,7 @@ pub mod lanes;
 mod markers;
 pub mod points;
 mod process;
+pub mod quotas;
 pub mod sources;
 mod totals;
 pub mod workload;

@@ -2,6 +2,7 @@
 
 mod garbage;
 mod kafka_tools;
+mod quotas;
 mod replay;
 mod settling;
 mod support;
