@@ -32,45 +32,45 @@ pub const SETTINGS: &[Setting] = settings![
     &[
         Setting::text("consumer.group", "Consumer group of all workers.").default("usage-consumer"),
         Setting::integer("consumer.batch_rows", "Messages of one partition at which its batch ends.")
-            .default("10000"),
+            .default("10000").positive(),
         Setting::size("consumer.batch_bytes", "Bytes of one partition's messages at which its batch ends.")
-            .default("8MiB"),
+            .default("8MiB").positive(),
         Setting::duration("consumer.batch_age", "Age at which a batch ends, however small it is.")
             .default("200ms"),
         Setting::integer("consumer.budget_records", "Messages in hand at which intake rests.")
-            .default("120000"),
+            .default("120000").positive(),
         Setting::size("consumer.budget_bytes", "Bytes of messages in hand at which intake rests.")
-            .default("64MiB"),
+            .default("64MiB").positive(),
         Setting::size("consumer.fetch_ahead", "Bytes that are fetched from Kafka ahead of their turn.")
-            .default("8MiB"),
+            .default("8MiB").positive(),
         Setting::duration(
             "consumer.session_timeout",
             "Silence after which Kafka gives a worker's partitions away."
         )
-        .default("10s"),
+        .default("10s").positive(),
         Setting::duration("consumer.retry_max", "Greatest wait between attempts while a dependency is away.")
-            .default("10s"),
+            .default("10s").positive(),
         Setting::duration(
             "consumer.registry_refresh",
             "Age at which usage types, sources and their keys are read again."
         )
-        .default("30s"),
+        .default("30s").positive(),
         Setting::duration(
             "consumer.policy_refresh",
             "Age at which the permission of a source to emit for a tenant ends, unless it was given again; `policy.cache` is not used for it."
         )
         .default("30s"),
-        Setting::duration("consumer.quota_refresh", "Age at which the quotas are read again.").default("5s"),
+        Setting::duration("consumer.quota_refresh", "Age at which the quotas are read again.").default("5s").positive(),
         Setting::duration(
             "consumer.quota_keep",
             "How long counters of quotas stay after their window's end, by the broker's clock."
         )
         .default("7d"),
-        Setting::size("consumer.metadata_bytes", "Greatest length of a record's metadata.").default("8KiB"),
+        Setting::size("consumer.metadata_bytes", "Greatest length of a record's metadata.").default("8KiB").positive(),
         Setting::duration("consumer.future", "How far a record's time may lie after the broker's.")
             .default("5m"),
         Setting::duration("consumer.past", "How far a record's time may lie before the broker's.")
-            .default("2557d"),
+            .default("2557d").positive(),
     ]
 ];
 
@@ -250,7 +250,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use usage_service::config::{Cli, load, verify};
+    use usage_service::config::{Cli, ConfigError, load, verify};
 
     use super::*;
 
@@ -260,8 +260,39 @@ mod tests {
             "clickhouse.url=http://127.0.0.1:8123",
             "control_database.url=postgres://usage@127.0.0.1/usage",
         ];
-        let set = required.iter().chain(set).map(|argument| argument.to_string()).collect();
-        load(SETTINGS, &Cli { set, ..Cli::default() }).expect("the defaults fill the rest")
+        resolve(&[&required[..], set].concat()).expect("the defaults fill the rest")
+    }
+
+    fn resolve(set: &[&str]) -> Result<Config, ConfigError> {
+        let set = set.iter().map(|argument| argument.to_string()).collect();
+        load(SETTINGS, &Cli { set, ..Cli::default() })
+    }
+
+    #[test]
+    fn zeros_and_empty_names_are_refused_by_name() {
+        for set in [
+            "consumer.group=",
+            "consumer.batch_rows=0",
+            "consumer.batch_bytes=0",
+            "consumer.budget_records=0",
+            "consumer.budget_bytes=0B",
+            "consumer.fetch_ahead=0",
+            "consumer.session_timeout=0s",
+            "consumer.retry_max=0s",
+            "consumer.registry_refresh=0s",
+            "consumer.quota_refresh=0s",
+            "consumer.metadata_bytes=0",
+            "consumer.past=0s",
+            "clickhouse.write_timeout=0s",
+            "clickhouse.flush_rows=0",
+            "clickhouse.writer_user=",
+            "kafka.records_topic=",
+            "kafka.dead_letters_topic=",
+            "kafka.brokers=",
+        ] {
+            let error = resolve(&[set]).expect_err(set).to_string();
+            assert!(error.contains(&format!("`{}`", set.split('=').next().unwrap())), "{error}");
+        }
     }
 
     #[test]

@@ -51,18 +51,18 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
             .default("5m"),
         Setting::text("auth.issuer", "Issuer that a token must name.").default(usage_access::DEFAULT_ISSUER),
         Setting::text("auth.audience", "Audience that a token must name.").default(usage_access::DEFAULT_AUDIENCE),
-        Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s"),
+        Setting::duration("limits.storage_timeout", "How long one question to storage may take.").default("5s").positive(),
         Setting::duration(
             "limits.breaker_half_open_after",
             "How long storage is not asked after it failed 5 times in a row within 10 s; then one probe decides.",
         )
-        .default("30s"),
-        Setting::duration("limits.control_timeout", "How long one question to the control database may take.").default("5s"),
-        Setting::integer("limits.concurrent_questions", "Questions to storage at the same time.").default("64"),
-        Setting::integer("limits.concurrent_questions_per_tenant", "Of these, questions of one tenant.").default("16"),
-        Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000"),
-        Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660"),
-        Setting::size("limits.body", "Largest request body.").default("64KiB"),
+        .default("30s").positive(),
+        Setting::duration("limits.control_timeout", "How long one question to the control database may take.").default("5s").positive(),
+        Setting::integer("limits.concurrent_questions", "Questions to storage at the same time.").default("64").positive(),
+        Setting::integer("limits.concurrent_questions_per_tenant", "Of these, questions of one tenant.").default("16").positive(),
+        Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000").positive(),
+        Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660").positive(),
+        Setting::size("limits.body", "Largest request body.").default("64KiB").positive(),
         Setting::duration("limits.cache", "How long usage types and partition counts are remembered; at most 10 s, since growing the topic waits twice as long.").default("5s"),
         Setting::list(
             "limits.tenant_requests",
@@ -280,16 +280,6 @@ impl Config {
         if self.api.cursor_key.expose_secret().len() < CURSOR_KEY_BYTES {
             return Err(format!("api.cursor_key must have at least {CURSOR_KEY_BYTES} characters"));
         }
-        for (path, value) in [
-            ("limits.concurrent_questions", self.limits.concurrent_questions),
-            ("limits.concurrent_questions_per_tenant", self.limits.concurrent_questions_per_tenant),
-            ("limits.aggregated_rows", self.limits.aggregated_rows),
-            ("limits.window_days", self.limits.window_days as usize),
-        ] {
-            if value == 0 {
-                return Err(format!("{path} must be at least 1"));
-            }
-        }
         self.api.certificate()?;
         self.auth.keys().map_err(|error| format!("{error:#}"))?;
         Rules::read(&self.limits)?;
@@ -309,11 +299,15 @@ impl Config {
 mod tests {
     use std::ffi::OsString;
 
-    use usage_service::config::{Cli, Resolved, verify};
+    use usage_service::config::{Cli, ConfigError, Resolved, verify};
 
     use super::*;
 
     fn resolved(set: &[&str]) -> Config {
+        resolve(set).unwrap()
+    }
+
+    fn resolve(set: &[&str]) -> Result<Config, ConfigError> {
         let mut cli = Cli::default();
         let required = [
             "auth.key_file=/etc/usage/jwks.json",
@@ -324,7 +318,7 @@ mod tests {
         let variable = |name: &str| {
             (name == "USAGE_API_CURSOR_KEY").then(|| OsString::from("0123456789abcdef0123456789abcdef"))
         };
-        Resolved::from_parts(SETTINGS, &cli, variable).unwrap().value().unwrap()
+        Resolved::from_parts(SETTINGS, &cli, variable)?.value()
     }
 
     #[test]
@@ -353,8 +347,30 @@ mod tests {
             assert!(error.contains(path), "{error}");
         }
         resolved(&["limits.tenant_requests=50/1s,2000/1m"]).validate().unwrap();
-        for path in ["limits.aggregated_rows", "limits.concurrent_questions_per_tenant"] {
-            assert!(resolved(&[&format!("{path}=0")]).validate().unwrap_err().contains(path), "{path}");
+    }
+
+    #[test]
+    fn zeros_and_empty_names_are_refused_by_name() {
+        for set in [
+            "limits.concurrent_questions=0",
+            "limits.concurrent_questions_per_tenant=0",
+            "limits.aggregated_rows=0",
+            "limits.window_days=0",
+            "limits.body=0",
+            "limits.storage_timeout=0s",
+            "limits.control_timeout=0s",
+            "limits.breaker_half_open_after=0s",
+            "clickhouse.read_timeout=0s",
+            "auth.issuer=",
+            "auth.audience=",
+            "auth.key_file=",
+            "api.listen=",
+            "allowances.table=",
+            "clickhouse.database=",
+            "clickhouse.reader_user=",
+        ] {
+            let error = resolve(&[set]).expect_err(set).to_string();
+            assert!(error.contains(&format!("`{}`", set.split('=').next().unwrap())), "{error}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! declared variables are read; an empty one counts as not set. Keys that are not declared are errors that name the nearest one.
 
 mod endpoints;
+mod kafka_security;
 mod resolve;
 mod sections;
 #[cfg(test)]
@@ -66,6 +67,8 @@ pub struct Setting {
     pub default: Option<&'static str>,
     /// Must be given. Never together with a default.
     pub required: bool,
+    /// A number, size or duration that is refused if it is not above 0.
+    pub positive: bool,
     /// Never printed.
     pub secret: bool,
     /// An address that is refused if what is sent there can be read on its way.
@@ -76,7 +79,16 @@ pub struct Setting {
 
 impl Setting {
     const fn new(path: &'static str, kind: Kind, help: &'static str) -> Self {
-        Self { path, kind, default: None, required: true, secret: false, endpoint: None, help }
+        Self {
+            path,
+            kind,
+            default: None,
+            required: true,
+            positive: false,
+            secret: false,
+            endpoint: None,
+            help,
+        }
     }
 
     /// A text that must be given, unless [`Setting::default`] or [`Setting::optional`] follows.
@@ -117,6 +129,12 @@ impl Setting {
     /// May be absent: the struct's field is an `Option` or has `#[serde(default)]`.
     pub const fn optional(mut self) -> Self {
         self.required = false;
+        self
+    }
+
+    /// Nothing works with 0 of it.
+    pub const fn positive(mut self) -> Self {
+        self.positive = true;
         self
     }
 
@@ -301,7 +319,10 @@ pub fn verify(settings: &[Setting]) -> Result<(), ConfigError> {
             return Err(wrong(format!("another setting has the variable {name}")));
         }
         if let Some(default) = setting.default {
-            value::from_text(setting.kind, default).map_err(|detail| wrong(format!("default: {detail}")))?;
+            let value = value::from_text(setting.kind, default);
+            value
+                .and_then(|value| value::permitted(setting, value))
+                .map_err(|detail| wrong(format!("default: {detail}")))?;
         }
         if setting.help.is_empty() {
             return Err(wrong("no help".into()));

@@ -52,7 +52,7 @@ pub enum AddressError {
     Ambiguous,
     #[error("is not a list of brokers like host:port,host:port")]
     Brokers,
-    #[error("comes with a security protocol that is not plaintext, ssl, sasl_plaintext or sasl_ssl")]
+    #[error("comes with a `kafka.security.protocol` that is not plaintext, ssl, sasl_plaintext or sasl_ssl")]
     Protocol,
     #[error("is not an address like postgres://user:password@host:port/name")]
     Postgres,

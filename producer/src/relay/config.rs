@@ -148,6 +148,14 @@ impl RelayConfig {
         if relay.backoff_max >= BACKOFF_BOUND {
             return refuse("relay.backoff_max has to be under 15 minutes");
         }
+        if relay.backoff_base.is_zero() {
+            return refuse("relay.backoff_base has to be above 0");
+        }
+        for (setting, name) in [("relay.instance", &relay.instance), ("relay.schema", &relay.schema)] {
+            if name.as_ref().is_some_and(|name| name.trim().is_empty()) {
+                return refuse(&format!("{setting} is empty"));
+            }
+        }
         if relay.backoff_base > relay.backoff_max {
             return refuse("relay.backoff_base is greater than relay.backoff_max");
         }

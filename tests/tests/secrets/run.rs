@@ -136,7 +136,12 @@ impl Secrets {
             ("clickhouse away", set(&["clickhouse.url=http://127.0.0.1:1".to_owned()]), config.to_owned()),
             (
                 "sasl to a broker without",
-                set(&["kafka.security.protocol=sasl_plaintext".to_owned()]),
+                set(&[
+                    "kafka.security.protocol=sasl_plaintext",
+                    "kafka.security.sasl_mechanism=PLAIN",
+                    "kafka.security.sasl_username=u",
+                ]
+                .map(str::to_owned)),
                 config.to_owned(),
             ),
             (

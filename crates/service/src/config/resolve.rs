@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::{Cli, ConfigError, Kind, OpenSection, Origin, Setting, endpoints, value};
+use super::{Cli, ConfigError, Kind, OpenSection, Origin, Setting, endpoints, kafka_security, value};
 
 /// A configuration with every value found, checked by kind.
 #[derive(Debug, Clone)]
@@ -71,6 +71,7 @@ impl Resolved {
             let origin = Origin::Variable(name);
             let text = text.into_string().map_err(|_| invalid(setting.path, &origin, "is not UTF-8"))?;
             let value = value::from_text(setting.kind, &text)
+                .and_then(|value| value::permitted(setting, value))
                 .map_err(|detail| invalid(setting.path, &origin, detail))?;
             values.insert(setting.path, (value, origin));
         }
@@ -78,6 +79,7 @@ impl Resolved {
             let (path, text) = argument.split_once('=').ok_or(ConfigError::Flag { number: index + 1 })?;
             let setting = find(settings, path).ok_or_else(|| unknown(settings, path, Origin::Flag))?;
             let value = value::from_text(setting.kind, text)
+                .and_then(|value| value::permitted(setting, value))
                 .map_err(|detail| invalid(setting.path, &Origin::Flag, detail))?;
             values.insert(setting.path, (value, Origin::Flag));
         }
@@ -100,6 +102,7 @@ impl Resolved {
     /// What is left to warn of comes back.
     fn permit(&self, section: &str) -> Result<Vec<OpenSection>, ConfigError> {
         let all = self.table(|_, value| value.clone());
+        kafka_security::look(self, section)?;
         let mut open = Vec::new();
         for setting in &self.settings {
             let inside = section.is_empty() || is_below(setting.path, section);
@@ -252,9 +255,9 @@ fn walk(
         if let Some(setting) = find(settings, &path) {
             let value = match (setting.kind, value) {
                 (Kind::Tables, Value::Array(items)) => tables(settings, setting, items, origin)?,
-                (kind, value) => {
-                    value::from_file(kind, value).map_err(|detail| invalid(setting.path, origin, detail))?
-                }
+                (kind, value) => value::from_file(kind, value)
+                    .and_then(|value| value::permitted(setting, value))
+                    .map_err(|detail| invalid(setting.path, origin, detail))?,
             };
             found.push((*setting, value));
         } else if settings.iter().any(|setting| is_below(setting.path, &path)) {
@@ -337,7 +340,7 @@ fn find<'a>(settings: &'a [Setting], path: &str) -> Option<&'a Setting> {
     settings.iter().find(|setting| setting.path == path && !setting.path.contains("[]"))
 }
 
-fn is_below(path: &str, section: &str) -> bool {
+pub(super) fn is_below(path: &str, section: &str) -> bool {
     path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'))
 }
 
@@ -362,7 +365,7 @@ pub(super) fn lookup<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     }
 }
 
-fn invalid(path: &str, origin: &Origin, detail: impl Into<String>) -> ConfigError {
+pub(super) fn invalid(path: &str, origin: &Origin, detail: impl Into<String>) -> ConfigError {
     ConfigError::Invalid { path: path.into(), origin: origin.clone(), detail: detail.into() }
 }
 

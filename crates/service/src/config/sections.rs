@@ -60,8 +60,8 @@ pub const CLICKHOUSE: &[Setting] = settings![&[
         "clickhouse.write_timeout",
         "Bound of one insert; doubles at each repeat up to 10 minutes.",
     )
-    .default("30s"),
-    Setting::duration("clickhouse.read_timeout", "Bound of one question.").default("5s"),
+    .default("30s").positive(),
+    Setting::duration("clickhouse.read_timeout", "Bound of one question.").default("5s").positive(),
     Setting::integer(
         "clickhouse.rollup_rows",
         "Rows in the range of a question from which the rollups are asked too; below, the records alone are faster. 0 = always.",
@@ -70,7 +70,7 @@ pub const CLICKHOUSE: &[Setting] = settings![&[
     Setting::duration("clickhouse.flush_age", "A partition's aggregate is rolled up once its oldest row is this old.")
         .default("10s"),
     Setting::integer("clickhouse.flush_rows", "A partition's aggregate is rolled up once it has this many groups.")
-        .default("20000"),
+        .default("20000").positive(),
     Setting::integer(
         "clickhouse.rebuild_rows",
         "Records beyond a month's horizon above which a new owner lets the server roll the month up, instead of doing it in memory.",

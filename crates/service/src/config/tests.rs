@@ -374,3 +374,37 @@ proptest! {
         prop_assert_eq!(value::size(&format!("{number}MiB")), Ok(number << 20));
     }
 }
+
+#[test]
+fn an_empty_text_and_a_zero_that_nothing_works_with_are_refused_by_name() {
+    const PARTS: &[Setting] = &[
+        Setting::integer("a.rows", "Rows.").default("10").positive(),
+        Setting::size("a.bytes", "Bytes.").default("1KiB").positive(),
+        Setting::duration("a.age", "Age.").default("1s").positive(),
+        Setting::text("a.name", "Name.").default("usage"),
+        Setting::text("a.file", "File.").optional(),
+        Setting::text("a.password", "Password.").default("").secret(),
+        Setting::duration("a.keep", "Keep.").default("1s"),
+    ];
+    verify(PARTS).unwrap();
+    let resolve =
+        |set: &str| Resolved::from_parts(PARTS, &Cli { set: vec![set.into()], ..Cli::default() }, |_| None);
+    for (set, detail) in [
+        ("a.rows=0", "must be more than 0"),
+        ("a.rows=-1", "must be more than 0"),
+        ("a.bytes=0KiB", "must be more than 0"),
+        ("a.age=0s", "must be more than 0"),
+        ("a.name=", "must not be empty"),
+        ("a.name= ", "must not be empty"),
+        ("a.file=", "must not be empty"),
+    ] {
+        let error = resolve(set).expect_err(set).to_string();
+        let path = set.split('=').next().unwrap();
+        assert_eq!(error, format!("setting `{path}` from --set: {detail}"));
+    }
+    for set in ["a.password=", "a.keep=0s", "a.rows=1"] {
+        resolve(set).unwrap();
+    }
+    let wrong = [Setting::integer("a.rows", "Rows.").default("0").positive()];
+    assert!(verify(&wrong).unwrap_err().to_string().contains("a.rows"));
+}

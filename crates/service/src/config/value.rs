@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::Kind;
+use super::{Kind, Setting};
 
 /// Reads the text of a variable, flag or default.
 pub(super) fn from_text(kind: Kind, text: &str) -> Result<Value, String> {
@@ -44,6 +44,21 @@ pub(super) fn from_file(kind: Kind, value: Value) -> Result<Value, String> {
         (Kind::List, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(Value::Array(items)),
         (kind, value) => Err(format!("expected {}, found {}", expected(kind), value.type_str())),
     }
+}
+
+/// Refuses what no process can work with: a text without a character, unless that is the default, and 0 where it must be above.
+pub(super) fn permitted(setting: &Setting, value: Value) -> Result<Value, String> {
+    let zero = match &value {
+        Value::String(text) if setting.kind == Kind::Duration => {
+            humantime_serde::re::humantime::parse_duration(text).is_ok_and(|duration| duration.is_zero())
+        }
+        Value::String(text) if text.trim().is_empty() && setting.default != Some("") => {
+            return Err("must not be empty".into());
+        }
+        Value::Integer(number) => *number <= 0,
+        _ => false,
+    };
+    if zero && setting.positive { Err("must be more than 0".into()) } else { Ok(value) }
 }
 
 fn expected(kind: Kind) -> &'static str {

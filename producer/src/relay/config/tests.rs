@@ -78,6 +78,7 @@ fn values_that_would_not_work_are_refused() {
     for set in [
         "relay.backoff_max=15m",
         "relay.backoff_base=2m",
+        "relay.backoff_base=0s",
         "relay.lease=100ms",
         "relay.message_timeout=9s",
         "relay.linger=5s",
@@ -91,4 +92,8 @@ fn values_that_would_not_work_are_refused() {
         assert!(error.contains(setting), "{error} does not name {setting}");
     }
     resolve(None, &["relay.backoff_max=14m"]).check().unwrap();
+    // As a program that links the relay may fill it; the settings of usage-relay are refused before.
+    let mut linked = resolve(None, &[]);
+    linked.relay.instance = Some(String::new());
+    assert!(linked.check().unwrap_err().to_string().contains("relay.instance"));
 }

@@ -68,6 +68,9 @@ fn tls_needs_no_permission() {
     let set = [
         "kafka.brokers=kafka.internal:9092",
         "kafka.security.protocol=sasl_ssl",
+        "kafka.security.sasl_mechanism=PLAIN",
+        "kafka.security.sasl_username=u",
+        "kafka.security.sasl_password=hunter2",
         "control_database.url=postgres://u@db.internal/d?sslmode=verify-full",
         "clickhouse.url=https://ch.internal:8443",
         "api.listen=0.0.0.0:8443",
