@@ -41,7 +41,7 @@ pub enum NotReady {
     Control(#[from] ControlError),
     #[error("the wrong workers")]
     OtherWorkers(#[source] ControlError),
-    #[error("storage: run `usagectl storage migrate` if it is new")]
+    #[error("storage")]
     Storage(#[from] StorageError),
     #[error(
         "topic {topic}: `{setting}` is `{found}` and must be {wanted}: `usagectl topics create` makes new topics right, \

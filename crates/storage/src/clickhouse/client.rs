@@ -94,10 +94,22 @@ pub(crate) enum Profile {
     Maintenance,
 }
 
+impl Profile {
+    /// The first word of the settings of its user.
+    fn user(self) -> &'static str {
+        match self {
+            Self::Writer => "writer",
+            Self::Reader => "reader",
+            Self::Maintenance => "maintenance",
+        }
+    }
+}
+
 /// A client of one user.
 #[derive(Clone)]
 pub(crate) struct Client {
     driver: ::clickhouse::Client,
+    profile: Profile,
     /// Deadline of one call, from the connection to the last byte of the answer.
     timeout: Duration,
 }
@@ -115,7 +127,7 @@ impl Client {
             .with_password(password.expose_secret())
             .with_database(config.database.as_str())
             .with_product_info("usage-storage", env!("CARGO_PKG_VERSION"));
-        Self { driver, timeout: config.read_timeout }
+        Self { driver, profile, timeout: config.read_timeout }
     }
 
     pub(crate) fn with_timeout(mut self, timeout: Duration) -> Self {
@@ -141,13 +153,28 @@ impl Client {
     /// Runs a statement without an answer.
     pub(crate) async fn execute(&self, sql: &str) -> Result<(), CallError> {
         let query = self.driver.query_raw(sql).with_setting("wait_end_of_query", "1");
-        within(self.timeout, query.execute()).await
+        within(self.timeout, query.execute()).await.map_err(|error| self.named(error))
     }
 
     /// Runs a query and collects its whole answer as RowBinary; decode it with [`super::rowbinary::RowReader`].
     pub(crate) async fn fetch(&self, sql: &str) -> Result<Bytes, CallError> {
         within(self.timeout, async { self.driver.query_raw(sql).fetch_bytes("RowBinary")?.collect().await })
             .await
+            .map_err(|error| self.named(error))
+    }
+
+    /// The error of one of this client's calls; a refused user is named by its settings.
+    pub(crate) fn named(&self, error: CallError) -> CallError {
+        match error {
+            CallError::Exception { code: code @ codes::AUTHENTICATION_FAILED, message } => {
+                let user = self.profile.user();
+                let message = format!(
+                    "{message}: `clickhouse.{user}_user` or `clickhouse.{user}_password` is not as the server has it"
+                );
+                CallError::Exception { code, message }
+            }
+            other => other,
+        }
     }
 
     /// Runs a query whose answer is read chunk by chunk (chunks end anywhere); the caller bounds its time. For ids and hashes,
@@ -238,6 +265,32 @@ mod tests {
         assert!(matches!(CallError::Timeout.of_read(), StorageError::Timeout));
         let table = CallError::from(DriverError::BadResponse("Code: 60. DB::Exception: no table".into()));
         assert!(matches!(table.of_read(), StorageError::Schema(_)));
+    }
+
+    #[test]
+    fn a_refused_user_is_named_by_its_settings_and_a_missing_database_by_one_hint() {
+        let config = ClickHouseConfig::new("http://127.0.0.1:1", "x");
+        let refused = || {
+            CallError::from(DriverError::BadResponse(
+                "Code: 516. DB::Exception: eve: Authentication failed: password is incorrect (AUTHENTICATION_FAILED)".into(),
+            ))
+        };
+        for (profile, user) in
+            [(Profile::Writer, "writer"), (Profile::Reader, "reader"), (Profile::Maintenance, "maintenance")]
+        {
+            let error = Client::new(&config, profile).named(refused()).of_read();
+            let text = error_chain(&error);
+            for part in
+                ["516", &format!("`clickhouse.{user}_user`"), &format!("`clickhouse.{user}_password`")]
+            {
+                assert!(text.contains(part), "{part} in {text}");
+            }
+            assert!(!text.contains("migrate") && !text.contains("eve"), "{text}");
+        }
+        let absent = "Code: 81. DB::Exception: Database x does not exist (UNKNOWN_DATABASE)";
+        let absent = CallError::from(DriverError::BadResponse(absent.into()));
+        let text = error_chain(&Client::new(&config, Profile::Writer).named(absent).of_read());
+        assert_eq!(text.matches("usagectl storage migrate").count(), 1, "{text}");
     }
 
     #[tokio::test]

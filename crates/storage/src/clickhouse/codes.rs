@@ -6,6 +6,8 @@ pub(crate) const FENCED: u32 = 395;
 pub(crate) const TIMEOUT_EXCEEDED: u32 = 159;
 pub(crate) const UNKNOWN_TABLE: u32 = 60;
 pub(crate) const UNKNOWN_DATABASE: u32 = 81;
+/// No such user, or another password.
+pub(crate) const AUTHENTICATION_FAILED: u32 = 516;
 
 /// Codes that say "this very data is refused": sent again, it would be refused again. Whatever is not listed may pass
 /// and is retried; a truncated body (33) and a changed column type (53) are not the data's fault.

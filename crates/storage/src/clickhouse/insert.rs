@@ -222,6 +222,7 @@ pub(crate) async fn send(
         insert.end().await
     })
     .await
+    .map_err(|error| client.named(error))
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ impl Session {
         sql: &Sql,
         mut row: impl FnMut(&mut RowReader<'_>) -> Result<T, CallError>,
     ) -> Result<Vec<T>, StorageError> {
-        let bytes = self.fetch(sql).await.map_err(classify)?;
+        let bytes = self.fetch(sql).await.map_err(|error| classify(self.client.named(error)))?;
         let mut reader = RowReader::new(&bytes);
         let mut rows = Vec::new();
         while !reader.is_empty() {
