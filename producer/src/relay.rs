@@ -10,7 +10,7 @@
 //! knows prepared statements.
 
 mod config;
-mod encode;
+pub(crate) mod encode;
 mod floor;
 mod housekeeping;
 mod lanes;

@@ -20,8 +20,14 @@ pub const JWKS_FILE: &str = "jwks.json";
 /// Why keys could not be used or made. `origin` is the file or the address they are from.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    #[error("can't read or write {}", path.display())]
+    #[error("can't read {}", path.display())]
     File {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("can't write {}", path.display())]
+    Write {
         path: PathBuf,
         #[source]
         source: std::io::Error,
@@ -119,7 +125,7 @@ pub fn generate_key_pair(dir: &Path) -> Result<KeyFiles, KeyError> {
             return Err(KeyError::Exists { path: path.clone() });
         }
     }
-    std::fs::create_dir_all(dir).map_err(|source| KeyError::File { path: dir.into(), source })?;
+    std::fs::create_dir_all(dir).map_err(|source| KeyError::Write { path: dir.into(), source })?;
     let document = Ed25519KeyPair::generate_pkcs8v1(&SystemRandom::new()).map_err(|_| KeyError::Generate)?;
     let jwk = public_jwk(&EncodingKey::from_ed_der(document.as_ref()), Algorithm::EdDSA)?;
     let key_id = jwk.common.key_id.clone().ok_or(KeyError::Generate)?;
@@ -136,5 +142,5 @@ pub fn generate_key_pair(dir: &Path) -> Result<KeyFiles, KeyError> {
 fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), KeyError> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
     file.and_then(|mut file| file.write_all(bytes))
-        .map_err(|source| KeyError::File { path: path.into(), source })
+        .map_err(|source| KeyError::Write { path: path.into(), source })
 }

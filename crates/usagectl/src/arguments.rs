@@ -272,6 +272,11 @@ mod tests {
             ("types add tokens --kind counter --unit x --rules [1]", "--rules"),
             (r#"types add tokens --kind counter --unit x --rules {"most":"1"}"#, "most"),
             (r#"types add tokens --kind counter --unit x --rules {"min":"1","min":"2"}"#, "twice"),
+            (
+                r#"types add tokens --kind counter --unit x --rules {"integer":true,"max":100}"#,
+                "max: invalid type",
+            ),
+            (r#"types add tokens --kind counter --unit x --rules {"integer":1}"#, "integer: invalid type"),
             ("types add tokens --kind counter --unit x --rules @no-such-file", "no-such-file"),
             ("types show Tokens", "NAME"),
             ("keys generate", "--dir"),
@@ -290,6 +295,7 @@ mod tests {
             ("outbox dead-letters retry x", "ID"),
             ("outbox dead-letters list --source Demo", "--source"),
             ("outbox dead-letters list --state gone", "--state"),
+            ("outbox dead-letters retry --reason toolarge", "too_large, refused_by_broker, not_encodable"),
         ] {
             let text = refused(line);
             assert!(text.contains(part), "{line}: {part:?} is not in {text:?}");

@@ -1,10 +1,13 @@
 //! The operators' command line.
 //!
-//! Ends with 0 when all is done, with 2 when the command line or the configuration is wrong, with 1 for everything else.
+//! Ends with 0 when all is done, with 2 when the command line or the configuration is wrong, with 1 for everything else;
+//! with 141 when all is done and nobody has read it to the end.
 
+// Before the others: its macros stand for `println!` and the like everywhere.
+#[macro_use]
+mod output;
 mod arguments;
 mod commands;
-mod output;
 mod parse;
 mod settings;
 
@@ -40,7 +43,13 @@ fn main() -> ExitCode {
         }
     };
     match run(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            let (code, error) = output::outcome();
+            if let Some(error) = error {
+                eprintln!("error: {error}");
+            }
+            ExitCode::from(code)
+        }
         Err(error) => {
             eprintln!("error: {}", usage_service::error_chain(error.as_ref()));
             let input = error.is::<WrongInput>() || error.is::<ConfigError>();

@@ -80,7 +80,19 @@ pub(crate) fn rules(text: &str) -> Result<Rules, String> {
     };
     // A member that stands twice would be lost silently.
     strict_json::parse(&json).map_err(|error| error.to_string())?;
-    Rules::from_text(&json).map_err(|error| error.to_string())
+    Rules::from_text(&json).map_err(|error| match wrong_member(&json) {
+        Some(member) => format!("{member}: {error}"),
+        None => error.to_string(),
+    })
+}
+
+/// The first member that is not taken by itself, where serde tells a place only.
+fn wrong_member(json: &str) -> Option<String> {
+    let members: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json).ok()?;
+    members.into_iter().find_map(|(name, value)| {
+        let alone = serde_json::Map::from_iter([(name.clone(), value)]);
+        Rules::from_text(&serde_json::Value::Object(alone).to_string()).is_err().then_some(name)
+    })
 }
 
 /// A key in hex, at least 16 bytes. The message never repeats the text.

@@ -91,7 +91,10 @@ async fn a_stack_is_prepared_and_prepared_again() {
             "{found}"
         );
         let (code, error) = place.failed(&["topics", "create", "--partitions", "4"]);
-        assert!(code == 1 && error.contains("has 3 as the topic's partition count, not 4"), "{error}");
+        assert!(code == 2 && error.contains("has 3 as the topic's partition count, not 4"), "{error}");
+        assert!(error.contains("`usagectl topics grow --partitions 4`"), "{error}");
+        let (code, error) = place.failed(&["topics", "create", "--partitions", "2"]);
+        assert!(code == 2 && !error.contains("grow"), "{error}");
 
         for command in ["control", "storage", "outbox", "control", "storage", "outbox"] {
             assert!(place.done(&[command, "migrate"]).contains("up to date"), "{command}");
@@ -402,7 +405,7 @@ fn tokens_are_taken_by_the_verifier() {
     }
     let absent = ran(&["token", "--tenant", TENANT, "--key", "nothing.pem"]);
     assert!(
-        absent.code == 1 && absent.err.contains("nothing.pem") && absent.out.is_empty(),
+        absent.code == 2 && absent.err.contains("--key: can't read nothing.pem") && absent.out.is_empty(),
         "{}",
         absent.err
     );

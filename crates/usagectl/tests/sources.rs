@@ -1,7 +1,7 @@
 //! `usagectl source …` and `source-key …` as operators call them.
 
 use std::collections::BTreeMap;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use secrecy::ExposeSecret as _;
 use usage_control::testing::{MASTER_KEY_FILE, TestDatabase, with_database};
@@ -31,7 +31,7 @@ impl Place {
     fn run(&self, line: &[&str]) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_usagectl"));
         command.args(line).env_clear().envs(&self.env).current_dir(self.dir.path());
-        let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+        let output = command.stdin(Stdio::null()).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
@@ -185,6 +185,82 @@ async fn a_master_key_that_is_missing_or_another_is_named_and_can_be_exchanged()
         place.env.insert("USAGE_CONTROL_DATABASE_MASTER_KEY".into(), OTHER.into());
         let shown = place.done(&["--check-config"]);
         assert!(shown.contains("master_key = \"***\"") && !shown.contains(OTHER), "{shown}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_that_can_t_be_shown_is_not_made() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        let into = |line: &[&str], out: Stdio| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_usagectl"));
+            command.args(line).env_clear().envs(&place.env).stdin(Stdio::null()).stdout(out);
+            let output = command.stderr(Stdio::piped()).output().unwrap();
+            (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+        };
+        let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+        let gone = || Stdio::from(std::io::pipe().unwrap().1);
+        for out in [full, gone] as [fn() -> Stdio; 2] {
+            for line in [
+                &["source-key", "create", "mail"][..],
+                &["source", "add", "mail", "--key-id", "m", "--generate"],
+            ] {
+                let (code, error) = into(line, out());
+                assert!(
+                    code == 1 && error.contains("standard output") && error.contains("the key was not"),
+                    "{error}"
+                );
+            }
+        }
+        assert_eq!(place.json(&["source-key", "list", "--json"]), serde_json::json!([]));
+        let (code, error) = into(&["source-key", "list"], full());
+        assert!(code == 1 && error.starts_with("error: standard output: "), "{code}: {error}");
+        assert_eq!(into(&["source-key", "list"], gone()), (141, String::new()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_said_of_nobody_is_warned_of_and_refused_where_it_would_find_nothing() {
+    with_database(&testing::control_database_url(), |database| async move {
+        let place = Place::new(&database);
+        place.done(&["source-key", "create", "mail", "--key-id", "m"]);
+        for line in [
+            &["source", "set", "mial", "--any-tenant"][..],
+            &["quota", "set", "mial", "--records", "5", "--window", "1m"],
+            &["quota", "set", "mial", "--tenant", HOME, "--unlimited"],
+        ] {
+            let (code, _, warning) = place.run(line);
+            let part = "warning: source mial has no key";
+            assert!(
+                code == 0 && warning.contains(part) && warning.contains("did you mean mail?"),
+                "{warning}"
+            );
+        }
+        for line in [&["source", "set", "mail", "--any-tenant"][..], &["quota", "set", "mail", "--unlimited"]]
+        {
+            assert_eq!(place.run(line).2, "", "{line:?}");
+        }
+        place.run(&["quota", "set", "llm", "--unlimited"]);
+        let listed = place.done(&["source", "list"]);
+        assert!(listed.lines().any(|line| line.contains("mial") && line.contains("(no key)")), "{listed}");
+        let listed = place.json(&["source", "list", "--json"]);
+        let listed: Vec<_> = listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| (row["source"].as_str().unwrap(), row["key_id"].as_str()))
+            .collect();
+        assert_eq!(listed, [("mail", Some("m")), ("llm", None), ("mial", None)]);
+
+        place.refused(&["verify", "--metric", "mail.snt"], "--metric: no usage type has the name mail.snt");
+        let token = ["token", "--tenant", HOME];
+        place.refused(&token, "token.key_file (or --key): can't read target/stack/keys/signing.pem");
+        place.refused(&[&token[..], &["--key", "absent.pem"]].concat(), "--key: can't read absent.pem");
+        place.done(&["types", "add", "mail.sent", "--kind", "counter", "--unit", "mail"]);
+        let types = place.done(&["types", "list"]);
+        assert!(types.contains("VALID FROM") && types.contains("all times"), "{types}");
     })
     .await;
 }

@@ -12,6 +12,9 @@ use crate::pg_time::PgTime;
 /// Rows that are decided in one transaction.
 const BATCH: i64 = 1_000;
 
+/// The words of [`Filter::reason`].
+pub const REASONS: [&str; 3] = crate::relay::encode::REASONS;
+
 /// Which dead letters; what is empty or absent does not restrict.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {

@@ -189,6 +189,8 @@ pub(crate) const TOO_LARGE: &str = "too_large";
 /// Reason of a dead letter: the broker takes the record for invalid.
 pub(crate) const REFUSED: &str = "refused_by_broker";
 const NOT_ENCODABLE: &str = "not_encodable";
+/// Every reason that a relay gives.
+pub(crate) const REASONS: [&str; 3] = [TOO_LARGE, REFUSED, NOT_ENCODABLE];
 
 fn avro(encoder: &Encoder, source: &str, tenant_id: Uuid, payload: &[u8]) -> Result<Vec<u8>, Impossible> {
     let impossible = |error: &str| Impossible::new(NOT_ENCODABLE, error);

@@ -1,7 +1,8 @@
 //! `usagectl outbox …`.
 
+use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use usage_producer::outbox::dead_letters::{Filter, Of, State};
+use usage_producer::outbox::dead_letters::{Filter, Of, REASONS, State};
 use uuid::Uuid;
 
 use crate::parse;
@@ -85,8 +86,8 @@ pub(crate) struct Which {
     /// Those of a tenant
     #[arg(long, value_name = "UUID", value_parser = parse::uuid)]
     pub tenant: Option<Uuid>,
-    /// Those with this reason, e.g. too_large
-    #[arg(long, value_name = "WORD")]
+    /// Those with this reason
+    #[arg(long, value_name = "WORD", value_parser = PossibleValuesParser::new(REASONS))]
     pub reason: Option<String>,
 }
 

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use usage_access::{Claims, JWKS_FILE, KeyError, SIGNING_FILE, Scopes, TokenSigner, generate_key_pair};
 use usage_service::config::Resolved;
+use usage_service::error_chain;
 
+use crate::WrongInput;
 use crate::arguments::Token;
 use crate::settings::TokenConfig;
 
@@ -26,8 +28,10 @@ pub(super) fn generate(dir: &Path) -> anyhow::Result<()> {
 /// Prints a token and nothing else.
 pub(super) fn token(config: &Resolved, options: Token) -> anyhow::Result<()> {
     let token: TokenConfig = config.section("token")?;
+    let given = if options.key.is_some() { "--key" } else { "token.key_file (or --key)" };
     let key = options.key.unwrap_or(token.key_file);
-    let signer = TokenSigner::from_file(&key, token.issuer, token.audience)?;
+    let signer = TokenSigner::from_file(&key, token.issuer, token.audience)
+        .map_err(|error| WrongInput { argument: given, detail: error_chain(&error) })?;
     let claims = Claims {
         tenant_id: options.tenant,
         subject_id: options.subject,

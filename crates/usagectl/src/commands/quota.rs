@@ -16,9 +16,15 @@ pub(super) async fn set(config: &Resolved, options: &QuotaSet) -> anyhow::Result
     let scope = options.whose.scope();
     let quota = options.records.zip(options.window);
     let quota = quota.map(|(max_records, window_seconds)| Quota { max_records, window_seconds });
-    super::control(config).await?.set_quota(&scope, quota).await?;
+    let control = super::control(config).await?;
+    control.set_quota(&scope, quota).await?;
     println!("{scope}: {}", words(quota));
-    Ok(())
+    match &scope {
+        QuotaScope::EverySource => Ok(()),
+        QuotaScope::Source(name) | QuotaScope::Tenant(name, _) => {
+            super::source::warn_without_key(&control, name).await
+        }
+    }
 }
 
 pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()> {

@@ -1,7 +1,13 @@
 //! `usagectl source add`, `source set`, `source list` and `source retire`.
 
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
-use usage_control::{Attribution, Control, ControlError, OutboxProgress, Placed, Source, SourceKey};
+use usage_control::{
+    Attribution, Control, ControlError, OutboxProgress, Placed, QuotaRule, QuotaScope, Source, SourceKey,
+    SourceKeyInfo,
+};
 use usage_service::config::Resolved;
 
 use crate::WrongInput;
@@ -34,12 +40,14 @@ pub(super) async fn add(config: &Resolved, options: SourceAdd) -> anyhow::Result
         valid_from: options.valid_from.or_else(|| found.as_ref().map(|found| found.valid_from)).unwrap_or(0),
         valid_until: options.valid_until.or_else(|| found.and_then(|found| found.valid_until)),
     };
+    if options.generate {
+        // First: a key that was made and could not be shown is in force and known to nobody.
+        println!("key {} of source {}:\n{}", new.key_id, new.source, parse::to_hex(new.key.expose_secret()));
+        output::written().context("the key was not added")?;
+    }
     let placed = control.put_source_key(&new).await.map_err(wrong_input)?;
     let did = if placed == Placed::Created { "added" } else { "changed the validity of" };
     println!("{did} key {} of source {}", new.key_id, new.source);
-    if options.generate {
-        println!("{}", parse::to_hex(new.key.expose_secret()));
-    }
     hint(&control, &new.source).await
 }
 
@@ -63,9 +71,36 @@ fn attribution(tenants: &Tenants) -> Attribution {
 
 pub(super) async fn set(config: &Resolved, options: &SourceSet) -> anyhow::Result<()> {
     let attribution = attribution(&options.tenants);
-    super::control(config).await?.set_source(&options.name, attribution).await.map_err(wrong_input)?;
+    let control = super::control(config).await?;
+    control.set_source(&options.name, attribution).await.map_err(wrong_input)?;
     println!("source {} emits usage of {}", options.name, whose(attribution));
+    warn_without_key(&control, &options.name).await
+}
+
+/// What is said of a source without a key holds for nobody: most often its name is misspelt.
+pub(super) async fn warn_without_key(control: &Control, name: &str) -> anyhow::Result<()> {
+    let keys = control.source_key_infos().await?;
+    if keys.iter().any(|key| key.source == name) {
+        return Ok(());
+    }
+    let nearest = keys.iter().min_by_key(|key| strsim::damerau_levenshtein(&key.source, name));
+    let nearest = nearest.map_or_else(String::new, |key| format!("; did you mean {}?", key.source));
+    eprintln!(
+        "warning: source {name} has no key, so nothing of it is taken, see `usagectl source list`{nearest}"
+    );
     Ok(())
+}
+
+/// Sources of which something was said, by `set` or a quota, and that have no key.
+fn without_key(keys: &[SourceKeyInfo], sources: &[Source], quotas: &[QuotaRule]) -> BTreeSet<String> {
+    let of_quotas = quotas.iter().filter_map(|rule| match &rule.scope {
+        QuotaScope::EverySource => None,
+        QuotaScope::Source(name) | QuotaScope::Tenant(name, _) => Some(name),
+    });
+    let mut named: BTreeSet<_> =
+        sources.iter().map(|source| &source.name).chain(of_quotas).cloned().collect();
+    named.retain(|name| keys.iter().all(|key| key.source != *name));
+    named
 }
 
 fn whose(attribution: Attribution) -> String {
@@ -103,6 +138,7 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
     let sources = control.sources().await?;
     let known = control.completeness().await?;
     let outboxes = control.outbox_progress().await?;
+    let keyless = without_key(&keys, &sources, &control.quotas().await?);
     if options.json {
         let rows = keys.iter().map(|key| {
             serde_json::json!({
@@ -116,13 +152,26 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
                 "outboxes": outboxes.iter().filter(|found| found.source == key.source).map(outbox).collect::<Vec<_>>(),
             })
         });
-        return output::json(&rows.collect::<Vec<_>>());
+        let keyless = keyless.iter().map(|name| {
+            serde_json::json!({
+                "source": name,
+                "key_id": null,
+                "valid_from": null,
+                "valid_until": null,
+                "home_tenant": attribution_of(&sources, name).home_tenant(),
+                "any_tenant": attribution_of(&sources, name).any_tenant(),
+                "complete_until": known.complete_until(&[name]).map(output::time),
+                "outboxes": outboxes.iter().filter(|found| found.source == *name).map(outbox).collect::<Vec<_>>(),
+            })
+        });
+        return output::json(&rows.chain(keyless).collect::<Vec<_>>());
     }
+    let keyless = keyless.into_iter().map(|name| vec![name, "(no key)".into(), String::new(), String::new()]);
     let rows = keys.into_iter().map(|key| {
         let until = key.valid_until.map_or_else(|| "for ever".to_string(), output::time);
         vec![key.source, key.key_id, output::time(key.valid_from), until]
     });
-    output::table(&["SOURCE", "KEY", "VALID FROM", "VALID UNTIL"], rows);
+    output::table(&["SOURCE", "KEY", "VALID FROM", "VALID UNTIL"], rows.chain(keyless));
     println!();
     let rows = known.sources.iter().map(|found| {
         let until =

@@ -1,5 +1,6 @@
 //! `usagectl source-key create | list | revoke | rewrap`.
 
+use anyhow::Context as _;
 use rand::RngCore as _;
 use secrecy::{ExposeSecret as _, SecretSlice};
 use usage_control::{ControlError, Placed, Revoked, SourceKey, SourceKeyInfo};
@@ -15,6 +16,8 @@ use crate::{output, parse};
 const REFUSED_LATER: &str = "messages that the broker takes from then on are refused, also those that were signed before: rows that a relay still \
      has to send, records that are forwarded or replayed. Give their source the new key first, and let a key outlast the \
      topic's retention (14 days) unless it is known to others";
+
+const NOT_CREATED: &str = "the key was not created, whatever was printed";
 
 pub(super) fn random_key() -> SecretSlice<u8> {
     let mut key = vec![0; 32];
@@ -32,8 +35,9 @@ pub(super) async fn create(config: &Resolved, options: SourceKeyCreate) -> anyho
         valid_from: options.valid_from.unwrap_or(0),
         valid_until: options.valid_until,
     };
-    let placed = control.put_source_key(&key).await.map_err(wrong_input)?;
-    anyhow::ensure!(placed == Placed::Created, "key {} is there already", key.key_id);
+    let there = control.source_key(&key.source, &key.key_id).await.map_err(wrong_input)?;
+    anyhow::ensure!(there.is_none(), "key {} of source {} is there already", key.key_id, key.source);
+    // Printed first: a key that was made and could not be shown is in force and known to nobody.
     let hex = parse::to_hex(key.key.expose_secret());
     if options.json {
         output::json(&serde_json::json!({
@@ -44,12 +48,13 @@ pub(super) async fn create(config: &Resolved, options: SourceKeyCreate) -> anyho
             "valid_until": key.valid_until.map(output::time),
         }))?;
     } else {
-        println!(
-            "created key {} of source {}; this is the only time that it is shown:",
-            key.key_id, key.source
-        );
+        println!("key {} of source {}; this is the only time that it is shown:", key.key_id, key.source);
         println!("{hex}");
     }
+    output::written().context(NOT_CREATED)?;
+    let placed = control.put_source_key(&key).await.map_err(wrong_input).context(NOT_CREATED)?;
+    anyhow::ensure!(placed == Placed::Created, "key {} is there already", key.key_id);
+    eprintln!("key {} of source {} is created", key.key_id, key.source);
     hint(&control, &key.source).await
 }
 

@@ -15,6 +15,7 @@ use usage_control::ControlError;
 use usage_schemas::names::DEFAULT_PARTITIONS;
 use usage_service::config::{KafkaConfig, Resolved};
 
+use crate::WrongInput;
 use crate::arguments::TopicsCreate;
 use expected::{Found, Topic};
 
@@ -39,7 +40,13 @@ pub(super) async fn create(config: &Resolved, options: &TopicsCreate) -> anyhow:
     if let (Some(recorded), Some(asked)) = (recorded, options.partitions)
         && recorded != asked
     {
-        return Err(ControlError::OtherPartitionCount { recorded, asked }.into());
+        let error = ControlError::OtherPartitionCount { recorded, asked };
+        let detail = if asked > recorded {
+            format!("{error}: run `usagectl topics grow --partitions {asked}`")
+        } else {
+            format!("{error}, and Kafka can't take any away")
+        };
+        return Err(WrongInput { argument: "--partitions", detail }.into());
     }
     let kafka: KafkaConfig = config.section("kafka")?;
     let admin = client(&kafka)?;

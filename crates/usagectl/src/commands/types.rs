@@ -72,13 +72,14 @@ pub(super) async fn list(config: &Resolved, options: &List) -> anyhow::Result<()
         vec![
             found.name.clone(),
             newest.version.to_string(),
+            begins(newest),
             newest.kind.as_str().into(),
             newest.unit.clone(),
             rules(&newest.rules),
             newest.description.clone().unwrap_or_default(),
         ]
     });
-    output::table(&["NAME", "VERSION", "KIND", "UNIT", "RULES", "DESCRIPTION"], rows);
+    output::table(&["NAME", "VERSION", "VALID FROM", "KIND", "UNIT", "RULES", "DESCRIPTION"], rows);
     Ok(())
 }
 
@@ -93,7 +94,7 @@ pub(super) async fn show(config: &Resolved, options: &TypesShow) -> anyhow::Resu
     let rows = versions.map(|version| {
         vec![
             version.version.to_string(),
-            version.valid_from.map_or_else(|| "all times".into(), |from| from.to_string()),
+            begins(version),
             version.kind.as_str().into(),
             version.unit.clone(),
             rules(&version.rules),
@@ -102,6 +103,11 @@ pub(super) async fn show(config: &Resolved, options: &TypesShow) -> anyhow::Resu
     });
     output::table(&["VERSION", "VALID FROM", "KIND", "UNIT", "RULES", "DESCRIPTION"], rows);
     Ok(())
+}
+
+/// From which timestamp of records on a version holds.
+fn begins(version: &TypeVersion) -> String {
+    version.valid_from.map_or_else(|| "all times".into(), |from| from.to_string())
 }
 
 fn rules(rules: &Rules) -> String {

@@ -32,6 +32,12 @@ pub(super) async fn run(config: &Resolved, options: Verify) -> anyhow::Result<()
         return Err(WrongInput { argument: "--to", detail: "must be after --from".into() }.into());
     }
     let control = super::control(config).await?;
+    if let Some(metric) = &options.metric
+        && control.usage_type(metric).await?.is_none()
+    {
+        let detail = format!("no usage type has the name {metric}; see `usagectl types list`");
+        return Err(WrongInput { argument: "--metric", detail }.into());
+    }
     let counts = control.partition_counts().await?;
     control.close().await;
     let clickhouse: ClickHouseConfig = config.section("clickhouse")?;
