@@ -56,6 +56,10 @@ impl Contents {
                 }
             };
             let path = folder.join(&name);
+            // Reading a pipe would wait for whoever writes it, and no later change would ever be looked at.
+            if !std::fs::metadata(&path).map_err(unreadable(path.clone()))?.is_file() {
+                return Err(refused(&name, "is not a file"));
+            }
             let mut text = String::new();
             let file = std::fs::File::open(&path).map_err(unreadable(path.clone()))?;
             let read = file.take(left + 1).read_to_string(&mut text).map_err(unreadable(path))?;

@@ -136,6 +136,19 @@ fn a_file_that_is_neither_policy_nor_entities_is_refused_and_hidden_ones_are_not
     assert!(EmbeddedPolicies::open(folder.path()).unwrap_err().to_string().contains("more"));
 }
 
+/// A pipe has no end before somebody has written it: the look would never come back.
+#[test]
+fn what_is_no_file_is_refused_and_holds_nobody_up() {
+    let (dir, policies) = folder(READ);
+    let pipe = dir.path().join("pipe.cedar");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let (done, looked) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send([policies.look(), policies.look()]));
+    assert_eq!(looked.recv_timeout(std::time::Duration::from_secs(10)), Ok([Look::Changing, Look::Refused]));
+    let error = EmbeddedPolicies::open(dir.path()).unwrap_err().to_string();
+    assert_eq!(error, "pipe.cedar: is not a file");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_watched_folder_is_read_again_without_being_asked() {
     let (folder, policies) = folder(READ);
