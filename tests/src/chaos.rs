@@ -27,6 +27,7 @@ use usage_devstack::interrupt;
 use cluster::{Cluster, Load};
 pub use disk::prepare as prepare_disk;
 use inject::Effect;
+use oracle::Bounded;
 use schedule::{Kind, Step};
 use timeline::Timeline;
 pub use verdict::Verdict;
@@ -63,7 +64,12 @@ pub async fn run(run: &Run, dir: &Path, disk: Result<(), String>) -> anyhow::Res
         stop.store(true, Ordering::Relaxed);
         let seen = readers.join_all().await;
         timeline.say("no more faults; everything comes to rest");
-        verdict::reach(&cluster, seen, run.lasts).await
+        let bounded = Bounded {
+            tenant: cluster::bounded(run.load.seed),
+            records: cluster::BOUNDED_RECORDS,
+            exact: ![Kind::Grow, Kind::Reset].into_iter().any(|kind| timeline.had(kind)),
+        };
+        verdict::reach(&cluster, seen, run.lasts, bounded).await
     };
     let verdict = tokio::select! {
         verdict = work => verdict?,

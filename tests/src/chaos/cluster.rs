@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::spawn_blocking;
 use usage_devstack::{ClickHouse, Kafka, Listener, Postgres, ports, probe};
+use uuid::Uuid;
 
 use super::disk::Disk;
 use super::emitter;
@@ -19,10 +20,18 @@ use super::schedule::{Actor, EMITTERS, Link, Server, actors, links};
 use super::truth;
 use crate::answers::Api;
 use crate::pipeline::{Options, Pipeline, Servers};
+use crate::workload::{SOURCE, tenants};
 
 /// Partitions that the topic begins with; few, so that it can grow cheaply.
 pub const PARTITIONS: u32 = 6;
 const READY: Duration = Duration::from_secs(120);
+/// The quota of one tenant; a minute of the load is more. Its window is too long to end in a run.
+pub const BOUNDED_RECORDS: usize = 100;
+
+/// The tenant that has a quota: not the noisy one.
+pub fn bounded(seed: u64) -> Uuid {
+    tenants(seed, emitter::TENANTS)[1]
+}
 
 type Shared<T> = Arc<Mutex<T>>;
 
@@ -93,6 +102,9 @@ impl Cluster {
         let options = Options { partitions: Some(PARTITIONS), servers: Some(servers), ..Options::default() };
         let pipeline = Pipeline::prepare(options).await?;
         truth::migrate(&pipeline.source).await?;
+        let bounded = bounded(load.seed).to_string();
+        let quota = ["--tenant", &bounded, "--records", &BOUNDED_RECORDS.to_string(), "--window", "30days"];
+        pipeline.usagectl(&[&["quota", "set", SOURCE], &quota[..]].concat())?;
 
         let mut links = ways;
         let loopback = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));

@@ -7,8 +7,10 @@ use usage_schemas::{Kind, Quantity};
 use uuid::Uuid;
 
 mod answers;
+mod bounded;
 
 pub use answers::{Answer, Measure, Series, judge_answers, max_lag};
+pub use bounded::Bounded;
 
 /// What must become of a record that was emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +19,8 @@ pub enum Fate {
     InFuture,
     TooOld,
     UnknownUsageType,
+    /// Found out from what was stored, never said by the source.
+    OverQuota,
 }
 
 impl Fate {
@@ -27,6 +31,7 @@ impl Fate {
             Self::InFuture => "in_future",
             Self::TooOld => "too_old",
             Self::UnknownUsageType => "unknown_usage_type",
+            Self::OverQuota => "quota_exceeded",
         }
     }
 

@@ -53,6 +53,11 @@ impl Timeline {
         *self.inner().faults.entry(kind).or_default() += 1;
     }
 
+    /// Whether a fault of this kind took effect.
+    pub fn had(&self, kind: Kind) -> bool {
+        self.inner().faults.contains_key(&kind)
+    }
+
     /// `kill 3, network 5`
     pub fn faults(&self) -> String {
         let counts: Vec<String> =

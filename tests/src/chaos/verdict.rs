@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::cluster::{Cluster, blocking};
 use super::oracle::{
-    Answer, Content, Details, Difference, Emission, Refused, Stored, expected_records, judge, judge_answers,
-    max_lag,
+    Answer, Bounded, Content, Details, Difference, Emission, Refused, Stored, expected_records, judge,
+    judge_answers, max_lag,
 };
 use super::readers::{self, Seen};
 use super::schedule::Actor;
@@ -43,16 +43,23 @@ pub struct Verdict {
 /// Waits until nothing moves any more and judges. What does not come to rest is a difference too, beside those that it causes.
 ///
 /// `lasted` is how long things were broken.
-pub async fn reach(cluster: &Cluster, seen: Vec<Seen>, lasted: Duration) -> anyhow::Result<Verdict> {
+pub async fn reach(
+    cluster: &Cluster,
+    seen: Vec<Seen>,
+    lasted: Duration,
+    bounded: Bounded,
+) -> anyhow::Result<Verdict> {
     end_the_load(cluster).await?;
-    let emissions = truth::read(&cluster.pipeline.source).await?;
+    let mut emissions = truth::read(&cluster.pipeline.source).await?;
     let database = cluster.pipeline.clickhouse_database();
     let mut differences = Vec::new();
     let rests = come_to_rest(cluster, database).await;
     differences.extend(rests.err().map(|error| Difference::Other(format!("{error:#}"))));
 
     let stored = storage::records(&cluster.clickhouse_url, database).await?;
-    let letters = dead_letters(cluster).await?;
+    let mut letters = dead_letters(cluster).await?;
+    differences.extend(bounded.judge(&emissions, &stored));
+    bounded.settle(&mut emissions, &stored, &mut letters);
     differences.extend(judge(&emissions, &stored, &letters));
     differences.extend(storage::wrong_rollups(&cluster.clickhouse_url, database).await?);
     // The system's own check must come to the same.
@@ -66,7 +73,10 @@ pub async fn reach(cluster: &Cluster, seen: Vec<Seen>, lasted: Duration) -> anyh
 
     let absurd = seen.iter().flat_map(|seen| &seen.absurd);
     differences.extend(absurd.map(|text| Difference::Answer(format!("absurd answer: {text}"))));
-    let answers: Vec<Answer> = seen.into_iter().flat_map(|seen| seen.answers).collect();
+    let mut answers: Vec<Answer> = seen.into_iter().flat_map(|seen| seen.answers).collect();
+    // What was a letter then, and was stored when it came again, was not to be in the answer.
+    let late = |answer: &&mut Answer| !bounded.exact && answer.tenant == bounded.tenant;
+    answers.iter_mut().filter(late).for_each(|answer| answer.complete_until = None);
     differences.extend(judge_answers(&emissions, &answers));
     differences.extend(unproved(&emissions, &answers, lasted));
     let mut dead_letters = BTreeMap::new();

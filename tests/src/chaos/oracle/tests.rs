@@ -247,3 +247,44 @@ fn the_lag_is_the_age_of_the_first_emit_that_a_count_lacks() {
     assert_eq!(lag(&[count("0", 15), count("1", 90), count("2", 500)]), 70);
     assert_eq!(lag(&[count("2", 500), answer("1", 900, None)]), 0);
 }
+
+#[test]
+fn what_a_quota_has_no_room_for_must_be_a_letter() {
+    let bounded = |exact| Bounded { tenant: tenant(0), records: 1, exact };
+    // The second one comes twice, once with other content.
+    let (one, two) = (emission(1, "1", 10), emission(2, "2", 20));
+    let emissions = [one.clone(), two.clone(), emission(2, "7", 30)];
+    let rows = [stored(&one)];
+    let over = |number: usize| refused(&emissions[number], "quota_exceeded");
+    let found = |rows: &[Stored], letters: &[Refused], bounded: Bounded| {
+        let (mut emissions, mut letters) = (emissions.to_vec(), letters.to_vec());
+        let mut differences: Vec<_> = bounded.judge(&emissions, rows).into_iter().collect();
+        bounded.settle(&mut emissions, rows, &mut letters);
+        differences.extend(judge(&emissions, rows, &letters));
+        differences
+    };
+    for exact in [true, false] {
+        assert_eq!(found(&rows, &[over(1), over(2)], bounded(exact)), []);
+        let lost = found(&rows, &[over(2)], bounded(exact));
+        assert!(matches!(lost[..], [Difference::NotRefused { reason: "quota_exceeded", .. }]), "{lost:?}");
+        // Another tenant has no quota.
+        let other = Bounded { tenant: tenant(1), ..bounded(exact) };
+        assert!(found(&rows, &[over(1), over(2)], other).len() > 2);
+    }
+    // It was over the quota, and came again when there was room.
+    let rows = [stored(&one), stored(&two)];
+    assert_eq!(found(&rows, &[over(1), over(2)], bounded(false)), []);
+    let found = found(&rows, &[over(1), over(2)], bounded(true));
+    assert!(matches!(found[0], Difference::Other(_)) && found.len() > 1, "{found:?}");
+}
+
+#[test]
+fn a_quota_with_room_left_keeps_everything() {
+    let (emissions, rows, _) = healthy();
+    let judged = |records, exact| {
+        Bounded { tenant: tenant(0), records, exact }.judge(&emissions, &rows).map(|found| found.to_string())
+    };
+    assert_eq!((judged(5, true), judged(2, true), judged(1, false)), (None, None, None));
+    let text = "2 records are kept of the tenant with a quota, not 1";
+    assert_eq!(judged(1, true).as_deref(), Some(text));
+}
