@@ -36,7 +36,11 @@ async fn quotas_are_set_listed_shown_and_removed() {
         assert!(done(&show).starts_with("no bound: nothing is set"));
 
         done("quota set --every-source --records 100 --window 1h");
-        assert_eq!(done("quota set mail --records 5 --window 90s"), "source mail: 5 records in 1m 30s\n");
+        assert_eq!(
+            done("quota set mail --records 5 --window 90s"),
+            "source mail: 5 records in 1m 30s\n\
+             warning: source mail has no key, so nothing of it is taken, see `usagectl source list`\n"
+        );
         assert!(done(&show).starts_with("5 records in 1m 30s, set for source mail\n"));
         done(&format!("quota set mail --tenant {TENANT} --unlimited"));
         assert!(done(&show).starts_with(&format!("no bound, set for tenant {TENANT} of source mail\n")));
