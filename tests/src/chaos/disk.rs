@@ -8,11 +8,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
 
 /// Far more than a run writes; memory is taken only for what is written.
 const SIZE: u64 = 2 << 30;
+/// How often the disk is filled anew when what is on it grows at that moment.
+const ATTEMPTS: u32 = 1_000;
 
 /// Gives this process a mount namespace of its own. Call it before any thread is started. Says why it is not possible.
 pub fn prepare() -> Result<(), String> {
@@ -52,21 +55,32 @@ impl Disk {
 
     /// No further byte fits.
     pub fn fill(&self) -> anyhow::Result<()> {
-        let used = nix::sys::statvfs::statvfs(&self.path)?;
-        let blocks = used.blocks().saturating_sub(used.blocks_free());
-        // A tmpfs of size 0 has no bound.
-        self.resize(blocks.max(1) * used.fragment_size())
+        for _ in 0..ATTEMPTS {
+            let used = nix::sys::statvfs::statvfs(&self.path)?;
+            let blocks = used.blocks().saturating_sub(used.blocks_free());
+            // A tmpfs of size 0 has no bound.
+            let bytes = blocks.max(1) * used.fragment_size();
+            match self.remount(bytes) {
+                // The database has written meanwhile, so this much is not enough for what is there.
+                Err(Errno::EINVAL) => {}
+                done => return done.with_context(|| self.resizing(bytes)),
+            }
+        }
+        anyhow::bail!("{} grew {ATTEMPTS} times while it was filled", self.path.display())
     }
 
     /// There is room again.
     pub fn free(&self) -> anyhow::Result<()> {
-        self.resize(SIZE)
+        self.remount(SIZE).with_context(|| self.resizing(SIZE))
     }
 
-    fn resize(&self, bytes: u64) -> anyhow::Result<()> {
+    fn remount(&self, bytes: u64) -> nix::Result<()> {
         let options = format!("size={bytes}");
         mount(None::<&str>, &self.path, None::<&str>, MsFlags::MS_REMOUNT, Some(options.as_str()))
-            .with_context(|| format!("resizing {} to {bytes}", self.path.display()))
+    }
+
+    fn resizing(&self, bytes: u64) -> String {
+        format!("resizing {} to {bytes}", self.path.display())
     }
 }
 
@@ -104,6 +118,31 @@ mod tests {
             assert_eq!(fs::read(&file).unwrap().len(), 10_000);
             disk.free().unwrap();
             fs::write(disk.path().join("more"), vec![7; 100_000]).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_disk_that_is_written_to_meanwhile_can_be_filled() {
+        in_a_namespace(|prepared| {
+            if prepared.is_err() {
+                return;
+            }
+            let disk = Disk::mount((0, 0)).unwrap();
+            let mut file = fs::File::create(disk.path().join("file")).unwrap();
+            let (full, stop) = std::sync::mpsc::channel::<()>();
+            let writer = std::thread::spawn(move || {
+                use std::io::Write as _;
+                while stop.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                    // Full now and then.
+                    let _ = file.write_all(&[7; 4096]);
+                }
+            });
+            for _ in 0..200 {
+                disk.fill().unwrap();
+                disk.free().unwrap();
+            }
+            drop(full);
+            writer.join().unwrap();
         });
     }
 }
