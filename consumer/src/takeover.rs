@@ -64,6 +64,8 @@ enum Fail {
     Count(#[from] OtherCount),
     #[error("the topic has grown since the partition was fenced")]
     Grown,
+    #[error("the topic was made anew while the partition was taken over")]
+    MadeAnew,
     #[error("the plan is too long with {0} rows that storage refuses")]
     TooManyRefused(usize),
     #[error("the partition was revoked")]
@@ -171,6 +173,7 @@ impl Takeover<'_> {
         // seen here, or that fence is above this one.
         let counts = self.counts().await?;
         let topic_id = self.services.reader.topic_id().await?;
+        fail_point!("takeover.topic");
         let progress = self.services.control.open_progress(partition).await?;
         let recorded = self.services.control.topic_id(partition).await?;
         let found = Found {
@@ -184,6 +187,10 @@ impl Takeover<'_> {
             log: self.services.reader.log_bounds(partition).await?,
             now: clock::now_millis(),
         };
+        // Bounds of one topic judged by the id of another would stop the partition, or skip records.
+        if self.services.reader.topic_id().await? != topic_id {
+            return Err(Fail::MadeAnew);
+        }
         let started = start(&found);
         if let Err(Stop::BeyondEnd { end, .. } | Stop::PlanBeyondEnd { end, .. }) = &started {
             // Other records will have these offsets.

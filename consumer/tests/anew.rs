@@ -23,6 +23,8 @@ enum Worker {
     LivesOn,
     /// It dies when it has noticed, before it has noted it.
     Dies,
+    /// Another one is started and reads the old topic's id; the log that it looks at next is the new one.
+    TakesOver,
 }
 
 /// Some new records and everything of the first life again come into the second one, more than the first had: a worker that went on where it was
@@ -36,12 +38,20 @@ async fn lives_again(kind: Worker) {
     let mut worker = Process::armed(&pipeline, &points, &[]);
     pipeline.settled().await;
     let before = pipeline.control.progress().await.unwrap();
-    if kind == Worker::Another {
-        worker.stop().await;
-        pipeline.make_anew().await;
-        worker = Process::start(&pipeline, &[]);
-    } else {
-        pipeline.make_anew().await;
+    match kind {
+        Worker::Another => {
+            worker.stop().await;
+            pipeline.make_anew().await;
+            worker = Process::start(&pipeline, &[]);
+        }
+        Worker::TakesOver => {
+            worker.stop().await;
+            worker = Process::armed(&pipeline, "takeover.topic=stop@1", &["consumer.session_timeout=45s"]);
+            worker.froze().await;
+            pipeline.make_anew().await;
+            worker.resume();
+        }
+        Worker::LivesOn | Worker::Dies => pipeline.make_anew().await,
     }
     let second: Vec<UsageRecord> =
         records(&pipeline, &tenants, EACH..EACH + 50).into_iter().chain(first).collect();
@@ -95,4 +105,10 @@ async fn a_topic_that_is_made_anew_under_a_worker_loses_and_doubles_nothing() {
 async fn a_worker_dies_when_it_has_noticed_a_topic_that_was_made_anew() {
     logs();
     lives_again(Worker::Dies).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_is_made_anew_under_a_takeover_stops_no_partition() {
+    logs();
+    lives_again(Worker::TakesOver).await;
 }

@@ -60,6 +60,7 @@ pub const TAKING_OVER: &[Visit] = &[
     visit("storage.fence", 1),
     visit("storage.fenced", 1),
     visit("takeover.fenced", 1),
+    visit("takeover.topic", 1),
     visit("takeover.planned", 1),
     visit("storage.raised", 1),
     visit("storage.looked", 1),
