@@ -10,7 +10,7 @@ use crate::{paths, run, test, up};
 pub fn bench(name: &str, rest: &[String]) -> Result<()> {
     up::build_tools()?;
     run::run(run::cargo(&["build", "--release", "--workspace", "--bins"])?)?;
-    test::with_private_servers(|env| {
+    test::with_private_servers(|_, env| {
         let bin = paths::bin_dir(true)?;
         let mut command = Command::new(bin.join("usage-bench"));
         command.arg(name).args(rest).envs(env).env("USAGE_BIN_DIR", &bin);

@@ -8,6 +8,7 @@ mod disk;
 mod down;
 mod paths;
 mod prepare;
+mod programs;
 mod run;
 mod servers;
 mod services;

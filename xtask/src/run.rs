@@ -1,7 +1,9 @@
 //! Programs that xtask runs in the foreground.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -30,16 +32,27 @@ pub fn run(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs the program, shows and hands on each line of its standard output; says whether it succeeded.
-pub fn run_lines(mut command: Command, mut line: impl FnMut(&str)) -> Result<bool> {
+/// Runs the program and hands each line of its standard output on; an error unless it succeeds.
+pub fn run_lines(mut command: Command, mut line: impl FnMut(&str)) -> Result<()> {
+    let text = describe(&command);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let (mut child, foreground) = start(command)?;
     let output = child.stdout.take().context("the output was not piped")?;
-    for text in BufReader::new(output).split(b'\n') {
-        let text = String::from_utf8_lossy(&text?).into_owned();
-        println!("{text}");
-        line(&text);
+    for bytes in BufReader::new(output).split(b'\n') {
+        line(&String::from_utf8_lossy(&bytes?));
     }
+    let status = child.wait()?;
+    drop(foreground);
+    interrupt::check()?;
+    ensure!(status.success(), "`{text}` failed ({status})");
+    Ok(())
+}
+
+/// Runs the program with all its output in the file; says whether it succeeded.
+pub fn run_into(mut command: Command, output: &Path) -> Result<bool> {
+    let file = File::create(output).with_context(|| format!("making {}", output.display()))?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let (mut child, foreground) = start(command)?;
     let status = child.wait()?;
     drop(foreground);
     interrupt::check()?;
@@ -58,7 +71,7 @@ fn start(command: Command) -> Result<(Child, Foreground)> {
 /// Program and arguments as one would type them, without the directories of the program.
 #[must_use]
 pub fn describe(command: &Command) -> String {
-    let program = std::path::Path::new(command.get_program());
+    let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned();
     let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
     std::iter::once(name).chain(arguments).collect::<Vec<_>>().join(" ")
@@ -84,8 +97,17 @@ mod tests {
     #[test]
     fn lines_are_handed_on() {
         let mut lines = Vec::new();
-        assert!(run_lines(shell("echo one; printf two"), |line| lines.push(line.to_owned())).unwrap());
+        run_lines(shell("echo one; printf two"), |line| lines.push(line.to_owned())).unwrap();
         assert_eq!(lines, ["one", "two"]);
-        assert!(!run_lines(shell("exit 1"), |_| {}).unwrap());
+        let error = run_lines(shell("exit 1"), |_| {}).unwrap_err().to_string();
+        assert_eq!(error, "`sh -c exit 1` failed (exit status: 1)");
+    }
+
+    #[test]
+    fn output_and_errors_go_into_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("output");
+        assert!(!run_into(shell("echo one; echo two >&2; exit 1"), &file).unwrap());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "one\ntwo\n");
     }
 }

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use usage_devstack::process::ProcessId;
 
+use crate::programs::{self, Program};
 use crate::servers::{self, PrivateServers};
 use crate::state::State;
 use crate::totals::Totals;
@@ -14,8 +16,8 @@ use crate::{disk, paths, run, up};
 
 /// What lets tests end and freeze programs at chosen points.
 const FAIL_POINTS: &str = "usage-service/failpoints";
-/// Tests of one program at a time: most wait for servers, leases and sessions, so two cores carry more of them than two.
-const AT_ONCE: &str = "4";
+/// Tests of one program at once: most wait for servers, leases and sessions, so two cores carry more of them than two.
+const TESTS_AT_ONCE: &str = "4";
 
 /// Formatting, lints, then all tests on servers of their own.
 pub fn test() -> Result<()> {
@@ -35,11 +37,17 @@ pub fn test() -> Result<()> {
     timed("lints", &mut || {
         run::run(run::cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])?)
     })?;
+    let mut programs = Vec::new();
     timed("programs", &mut || {
         // With the programs that the tests start; one build, since a second one with other features costs minutes and disk.
-        run::run(run::cargo(&["test", "--workspace", "--features", FAIL_POINTS, "--no-run"])?)
+        let build = cargo_test(&["--no-run", "--message-format", "json-render-diagnostics"])?;
+        run::run_lines(build, |line| programs.extend(Program::parse(line)))
     })?;
-    let result = timed("tests", &mut || with_private_servers(|env| tests(env, &mut totals)));
+    let result = timed("tests", &mut || {
+        with_private_servers(|dir, env| {
+            tests(std::mem::take(&mut programs), &dir.join("output"), env, &mut totals)
+        })
+    });
     for (name, time) in &times {
         println!("{name:>12}: {:>6} s", time.as_secs());
     }
@@ -48,24 +56,30 @@ pub fn test() -> Result<()> {
     result
 }
 
-fn tests(env: &servers::Env, totals: &mut Totals) -> Result<()> {
-    let mut command = run::cargo(&["test", "--workspace", "--features", FAIL_POINTS, "--no-fail-fast"])?;
-    command.envs(env).env("USAGE_BIN_DIR", paths::bin_dir(false)?);
-    if std::env::var_os("RUST_TEST_THREADS").is_none() {
-        command.env("RUST_TEST_THREADS", AT_ONCE);
+fn cargo_test(arguments: &[&str]) -> Result<Command> {
+    let mut command = run::cargo(&["test", "--workspace", "--features", FAIL_POINTS])?;
+    command.args(arguments);
+    Ok(command)
+}
+
+fn tests(mut programs: Vec<Program>, output: &Path, env: &servers::Env, totals: &mut Totals) -> Result<()> {
+    programs
+        .push(Program { name: "examples in the documentation".to_owned(), command: cargo_test(&["--doc"])? });
+    let bin_dir = paths::bin_dir(false)?;
+    for program in &mut programs {
+        program.command.envs(env).env("USAGE_BIN_DIR", &bin_dir);
+        if std::env::var_os("RUST_TEST_THREADS").is_none() {
+            program.command.env("RUST_TEST_THREADS", TESTS_AT_ONCE);
+        }
     }
-    let passed = run::run_lines(command, |line| totals.read(line))?;
-    if !passed {
-        bail!("some tests failed");
-    }
-    if totals.run() == 0 {
-        bail!("no test ran");
-    }
+    let failed = programs::run_all(programs, output, totals)?;
+    ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
+    ensure!(totals.run() > 0, "no test ran");
     Ok(())
 }
 
 /// Runs the work beside servers in a directory of this process; the directory goes afterwards, the logs stay on failure.
-pub fn with_private_servers(work: impl FnOnce(&servers::Env) -> Result<()>) -> Result<()> {
+pub fn with_private_servers(work: impl FnOnce(&Path, &servers::Env) -> Result<()>) -> Result<()> {
     // Addresses of the stack that `up` started are in the environment when its env file was sourced: not for tests.
     let own = up::own_addresses(&State::load(&paths::stack())?);
     let preset = servers::foreign(servers::preset(), &own);
@@ -73,7 +87,7 @@ pub fn with_private_servers(work: impl FnOnce(&servers::Env) -> Result<()>) -> R
     remove_stale(&runs)?;
     let dir = runs.join(std::process::id().to_string());
     let result = PrivateServers::start(&dir, preset).and_then(|servers| {
-        let result = work(&servers.env);
+        let result = work(&dir, &servers.env);
         let stopped = servers.stop();
         result.and(stopped)
     });
