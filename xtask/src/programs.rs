@@ -14,18 +14,16 @@ use serde::Deserialize;
 use crate::run;
 use crate::totals::Totals;
 
-/// Programs at once: while one waits for leases and sessions to end, another has the cores.
-const AT_ONCE: usize = 2;
-/// Started first, the longest before the others, so that none of them runs on alone at the end.
-const LONG: [&str; 8] = [
+/// Programs that leave the cores little rest, the longest first. One after the other, beside those that mostly wait for
+/// leases and sessions to end.
+const BUSY: [&str; 7] = [
     "consumer zombies",
     "tests chaos",
     "consumer kills",
-    "producer it",
+    "tests growing",
     "storage clickhouse",
-    "consumer guarded",
-    "consumer crash",
     "query-api http",
+    "consumer crash",
 ];
 
 /// A program that tests.
@@ -70,21 +68,21 @@ impl Program {
     }
 
     fn rank(&self) -> usize {
-        LONG.iter().position(|long| *long == self.name).unwrap_or(LONG.len())
+        BUSY.iter().position(|busy| *busy == self.name).unwrap_or(BUSY.len())
     }
 }
 
-/// Runs all of them, whatever fails, and shows what each printed when it has ended; until then it is in a file of the
-/// directory. The names of those that failed come back.
+/// Runs all of them, two at once, whatever fails, and shows what each printed when it has ended; until then it is in a file
+/// of the directory. The names of those that failed come back.
 pub fn run_all(mut programs: Vec<Program>, directory: &Path, totals: &mut Totals) -> Result<Vec<String>> {
     fs::create_dir_all(directory).with_context(|| format!("making {}", directory.display()))?;
     programs.sort_by_key(Program::rank);
     let waiting = Mutex::new(VecDeque::from(programs));
     let mut failed = Vec::new();
     let results = Mutex::new((totals, &mut failed));
-    let next = || locked(&waiting).pop_front();
-    let lane = || -> Result<()> {
-        while let Some(Program { name, command }) = next() {
+    let lane = |next: fn(&mut VecDeque<Program>) -> Option<Program>| -> Result<()> {
+        loop {
+            let Some(Program { name, command }) = next(&mut locked(&waiting)) else { return Ok(()) };
             println!("     running {name}");
             let begin = Instant::now();
             let file = directory.join(name.replace(' ', "-"));
@@ -102,14 +100,12 @@ pub fn run_all(mut programs: Vec<Program>, directory: &Path, totals: &mut Totals
                 results.1.push(name);
             }
         }
-        Ok(())
     };
     thread::scope(|scope| {
-        let lanes: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(lane)).collect();
-        let ended = |lane: thread::ScopedJoinHandle<'_, Result<()>>| {
-            lane.join().unwrap_or_else(|_| Err(anyhow!("a thread that runs tests panicked")))
-        };
-        lanes.into_iter().map(ended).collect::<Result<Vec<()>>>()
+        let lane = &lane;
+        let waits = scope.spawn(move || lane(VecDeque::pop_back));
+        let busy = lane(VecDeque::pop_front);
+        busy.and(waits.join().unwrap_or_else(|_| Err(anyhow!("a thread that runs tests panicked"))))
     })?;
     Ok(failed)
 }
