@@ -36,7 +36,7 @@ pub const SETTINGS: &[Setting] = settings![
         Setting::size("consumer.batch_bytes", "Bytes of one partition's messages at which its batch ends.")
             .default("8MiB").positive(),
         Setting::duration("consumer.batch_age", "Age at which a batch ends, however small it is.")
-            .default("200ms"),
+            .default("200ms").positive(),
         Setting::integer("consumer.budget_records", "Messages in hand at which intake rests.")
             .default("120000").positive(),
         Setting::size("consumer.budget_bytes", "Bytes of messages in hand at which intake rests.")
@@ -59,15 +59,15 @@ pub const SETTINGS: &[Setting] = settings![
             "consumer.policy_refresh",
             "Age at which the permission of a source to emit for a tenant ends, unless it was given again; `policy.cache` is not used for it."
         )
-        .default("30s"),
+        .default("30s").positive(),
         Setting::duration("consumer.quota_refresh", "Age at which the quotas are read again.").default("5s").positive(),
         Setting::duration(
             "consumer.quota_keep",
             "How long counters of quotas stay after their window's end, by the broker's clock."
         )
-        .default("7d"),
+        .default("7d").positive(),
         Setting::size("consumer.metadata_bytes", "Greatest length of a record's metadata.").default("8KiB").positive(),
-        Setting::duration("consumer.future", "How far a record's time may lie after the broker's.")
+        Setting::duration("consumer.future", "How far a record's time may lie after the broker's; 0s: not at all.")
             .default("5m"),
         Setting::duration("consumer.past", "How far a record's time may lie before the broker's.")
             .default("2557d").positive(),
@@ -274,6 +274,9 @@ mod tests {
             "consumer.group=",
             "consumer.batch_rows=0",
             "consumer.batch_bytes=0",
+            "consumer.batch_age=0s",
+            "consumer.policy_refresh=0s",
+            "consumer.quota_keep=0s",
             "consumer.budget_records=0",
             "consumer.budget_bytes=0B",
             "consumer.fetch_ahead=0",
@@ -285,6 +288,7 @@ mod tests {
             "consumer.past=0s",
             "clickhouse.write_timeout=0s",
             "clickhouse.flush_rows=0",
+            "clickhouse.flush_age=0s",
             "clickhouse.writer_user=",
             "kafka.records_topic=",
             "kafka.dead_letters_topic=",

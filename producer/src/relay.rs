@@ -38,7 +38,7 @@ pub use config::{RELAY, RelayConfig, RelaySettings, SETTINGS, SourceConfig};
 use self::encode::Sources;
 use self::floor::{Proof, Proven};
 use self::sender::Sender;
-use self::session::{Database, ServerId};
+use self::session::ServerId;
 use self::supervisor::Supervisor;
 use crate::Waker;
 
@@ -150,9 +150,9 @@ impl Relay {
     /// # Errors
     /// A configuration that can't work.
     pub fn new(config: RelayConfig) -> Result<Self, RelayError> {
-        config.check()?;
-        let RelayConfig { source_database, kafka, relay: settings } = config;
-        let database = Database::new(&source_database, settings.schema.as_deref())?;
+        config.validate()?;
+        let database = config.database()?;
+        let RelayConfig { kafka, relay: settings, .. } = config;
         let sources = Sources::new(settings.keys()?, settings.default_source.clone());
         let sender = Sender::new(&kafka, &settings)?;
         let waker = Waker::new();

@@ -63,7 +63,7 @@ pub const SETTINGS: &[Setting] = usage_service::settings![
         Setting::integer("limits.aggregated_rows", "Rows of a page of aggregates.").default("10000").positive(),
         Setting::integer("limits.window_days", "Longest range, in days, that is cut into windows.").default("3660").positive(),
         Setting::size("limits.body", "Largest request body.").default("64KiB").positive(),
-        Setting::duration("limits.cache", "How long usage types and partition counts are remembered; at most 10 s, since growing the topic waits twice as long.").default("5s"),
+        Setting::duration("limits.cache", "How long usage types and partition counts are remembered; at most 10 s, since growing the topic waits twice as long; 0s: not at all.").default("5s"),
         Setting::list(
             "limits.tenant_requests",
             "Requests that one tenant may send, like `50/1s` or `2000/1m`; several hold together. None: no limit.",

@@ -10,9 +10,13 @@ use usage_service::settings;
 
 use super::RelayError;
 use super::lease::working_time;
+use super::session::Database;
 
 /// Storage must be full again within 15 minutes of an outage's end, so no wait between two attempts may be that long.
 const BACKOFF_BOUND: Duration = Duration::from_secs(15 * 60);
+
+/// What librdkafka may compress messages with.
+const COMPRESSIONS: [&str; 5] = ["none", "lz4", "zstd", "snappy", "gzip"];
 
 /// Everything a relay needs.
 #[derive(Debug, Clone, Deserialize)]
@@ -140,8 +144,11 @@ pub const RELAY: &[Setting] = &[
 ];
 
 impl RelayConfig {
-    /// Refuses what would not work, naming the setting.
-    pub(crate) fn check(&self) -> Result<(), RelayError> {
+    /// Refuses what would not work, as [`super::Relay::new`] does. Nothing has to be reachable.
+    ///
+    /// # Errors
+    /// [`RelayError::Config`] names the setting, and never holds a key.
+    pub fn validate(&self) -> Result<(), RelayError> {
         let relay = &self.relay;
         let refuse = |text: &str| Err(RelayError::Config(text.into()));
         self.kafka.transport().map_err(|error| RelayError::Config(format!("kafka.brokers {error}")))?;
@@ -179,7 +186,18 @@ impl RelayConfig {
         if !(1_000..=1_000_000_000).contains(&relay.max_message_bytes) {
             return refuse("relay.max_message_bytes is not between 1 kB and 1 GB");
         }
-        Ok(())
+        if !COMPRESSIONS.contains(&relay.compression.as_str()) {
+            return refuse(&format!("relay.compression is none of {}", COMPRESSIONS.join(", ")));
+        }
+        self.database()?;
+        relay.keys().map(drop)
+    }
+}
+
+impl RelayConfig {
+    /// How the source's database is reached.
+    pub(crate) fn database(&self) -> Result<Database, RelayError> {
+        Database::new(&self.source_database, self.relay.schema.as_deref())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Several relays for one outbox, and how they take over from each other.
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -121,23 +121,33 @@ async fn a_frozen_relay_that_wakes_up_does_no_harm() {
     assert_eq!(keys.len(), 400);
 }
 
-#[test]
-fn the_program_prints_its_configuration_without_the_keys() {
-    let output = Command::new(env!("CARGO_BIN_EXE_usage-relay"))
-        .args([
-            "--check-config",
-            "--set",
-            "kafka.brokers=127.0.0.1:9092",
-            "--set",
-            "source_database.url=postgres://u:pw@127.0.0.1/d",
-        ])
+fn check_config(set: &[&str]) -> Output {
+    let required = ["kafka.brokers=127.0.0.1:9092", "source_database.url=postgres://u:pw@127.0.0.1/d"];
+    Command::new(env!("CARGO_BIN_EXE_usage-relay"))
+        .arg("--check-config")
+        .args(required.iter().chain(set).flat_map(|setting| ["--set", setting]))
         .env("USAGE_RELAY_SOURCE_KEYS", format!("{SOURCE}:{KEY_ID}:{KEY}"))
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+#[test]
+fn the_program_prints_its_configuration_without_the_keys() {
+    let output = check_config(&[]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
         output.status.success() && text.contains("poll_max") && text.contains("127.0.0.1:9092"),
         "{text}"
     );
     assert!(!text.contains(KEY) && !text.contains("pw"), "{text}");
+}
+
+#[test]
+fn what_the_start_refuses_is_found_by_check_config() {
+    for set in ["relay.lease=1ms", "relay.default_source=elsewhere", "relay.compression=brotli"] {
+        let output = check_config(&[set]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{set}: {text}");
+        assert!(text.contains(set.split('=').next().unwrap()), "{set}: {text}");
+    }
 }

@@ -68,7 +68,7 @@ pub const CLICKHOUSE: &[Setting] = settings![&[
     )
     .default("500000"),
     Setting::duration("clickhouse.flush_age", "A partition's aggregate is rolled up once its oldest row is this old.")
-        .default("10s"),
+        .default("10s").positive(),
     Setting::integer("clickhouse.flush_rows", "A partition's aggregate is rolled up once it has this many groups.")
         .default("20000").positive(),
     Setting::integer(

@@ -47,7 +47,7 @@ fn sources_come_from_the_file_and_from_one_variable() {
         "relay.default_source=demo".into(),
     ];
     let config = resolve(Some(&file), &set.iter().map(String::as_str).collect::<Vec<_>>());
-    config.check().unwrap();
+    config.validate().unwrap();
     let keys = config.relay.keys().unwrap();
     let names: Vec<(&str, &str, usize)> =
         keys.iter().map(|(name, id, key)| (name.as_str(), id.as_str(), key.len())).collect();
@@ -67,7 +67,7 @@ fn faults_name_the_setting_and_never_the_key() {
         (format!("relay.source_keys=demo:k:{KEY},demo:k:{KEY}"), "demo is there twice"),
         ("relay.default_source=demo".into(), "relay.default_source"),
     ] {
-        let text = resolve(None, &[&set]).relay.keys().unwrap_err().to_string();
+        let text = resolve(None, &[&set]).validate().unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
         assert!(!text.contains(secret) && !text.contains(KEY), "{text}");
     }
@@ -76,6 +76,7 @@ fn faults_name_the_setting_and_never_the_key() {
 #[test]
 fn values_that_would_not_work_are_refused() {
     for set in [
+        "relay.compression=brotli",
         "relay.backoff_max=15m",
         "relay.backoff_base=2m",
         "relay.backoff_base=0s",
@@ -87,13 +88,13 @@ fn values_that_would_not_work_are_refused() {
         "relay.poll_max=1ms",
         "relay.max_message_bytes=10",
     ] {
-        let error = resolve(None, &[set]).check().expect_err(set).to_string();
+        let error = resolve(None, &[set]).validate().expect_err(set).to_string();
         let setting = set.split('=').next().unwrap();
         assert!(error.contains(setting), "{error} does not name {setting}");
     }
-    resolve(None, &["relay.backoff_max=14m"]).check().unwrap();
+    resolve(None, &["relay.backoff_max=14m"]).validate().unwrap();
     // As a program that links the relay may fill it; the settings of usage-relay are refused before.
     let mut linked = resolve(None, &[]);
     linked.relay.instance = Some(String::new());
-    assert!(linked.check().unwrap_err().to_string().contains("relay.instance"));
+    assert!(linked.validate().unwrap_err().to_string().contains("relay.instance"));
 }
