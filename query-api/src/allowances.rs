@@ -6,6 +6,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use usage_limits::{Allowance, AllowanceError, Counter, Period, PeriodUse, Zone};
+use usage_service::postgres::may_pass;
 
 use crate::config::{AllowancesConfig, MeterConfig};
 
@@ -44,6 +45,17 @@ pub enum ReadError {
     Allowance(#[from] AllowanceError),
     #[error("the allowances' database did not answer within {WITHIN:?}")]
     Timeout,
+}
+
+impl ReadError {
+    /// True when the same question may be answered later.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Timeout => true,
+            Self::Allowance(AllowanceError::Database(error)) => may_pass(error),
+            Self::Allowance(_) => false,
+        }
+    }
 }
 
 impl Spending {

@@ -9,6 +9,7 @@ use usage_service::error_chain;
 use usage_service::problem::{Problem, kinds};
 use usage_storage::StorageError;
 
+use crate::allowances::ReadError;
 use crate::cursor::CursorError;
 use crate::params::{MORE_FAULTS, ParameterError};
 use crate::registry::RegistryError;
@@ -172,6 +173,21 @@ impl From<RegistryError> for Failure {
                 Problem::internal().with_detail(detail).into()
             }
         }
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let chain = error_chain(&error);
+        if error.may_pass() {
+            tracing::warn!(error = %chain, "allowances could not be read");
+            let detail = "the allowances' database is not reachable at present, try again";
+            return Problem::unavailable(detail, RETRY_AFTER).into();
+        }
+        tracing::error!(error = %chain, "allowances failed: see `allowances.database_url` and `allowances.table`");
+        let detail =
+            "the allowances' database refused a statement; the log has the cause under this trace id";
+        Problem::internal().with_detail(detail).into()
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sqlx::migrate::MigrateError;
+use usage_service::postgres::{lacks_tables, may_pass};
 use usage_service::transport::AddressError;
 
 /// A Display never repeats its source.
@@ -13,6 +14,9 @@ pub enum ControlError {
     Address(#[from] AddressError),
     #[error("the control database failed")]
     Database(#[source] sqlx::Error),
+    /// No migration has run, only those of an older version, or the address is another database's.
+    #[error("the control database lacks what this version needs: run `usagectl control migrate`")]
+    NotMigrated(#[source] sqlx::Error),
     #[error("the control database gave no answer within {0:?}")]
     Timeout(Duration),
     #[error("the control database could not be migrated")]
@@ -80,12 +84,10 @@ impl ControlError {
     /// After a true the call may have been carried out all the same.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Database(error) => sqlx_may_pass(error),
+            Self::Database(error) => may_pass(error),
             Self::Timeout(_) => true,
             Self::Migrate(error) => match &**error {
-                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
-                    sqlx_may_pass(error)
-                }
+                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => may_pass(error),
                 _ => false,
             },
             _ => false,
@@ -105,7 +107,7 @@ impl ControlError {
 
 impl From<sqlx::Error> for ControlError {
     fn from(error: sqlx::Error) -> Self {
-        Self::Database(error)
+        if lacks_tables(&error) { Self::NotMigrated(error) } else { Self::Database(error) }
     }
 }
 
@@ -115,55 +117,16 @@ impl From<MigrateError> for ControlError {
     }
 }
 
-fn sqlx_may_pass(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| sqlstate_may_pass(&code)),
-        // A connection that breaks in the middle of an answer is a protocol error to sqlx.
-        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
-        sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed | sqlx::Error::BeginFailed => true,
-        _ => false,
-    }
-}
-
-fn sqlstate_may_pass(code: &str) -> bool {
-    match code {
-        // serialization_failure, deadlock_detected, lock_not_available, query_canceled (by the statement timeout),
-        // read_only_sql_transaction (a primary that just became a standby), idle_in_transaction_session_timeout
-        "40001" | "40P01" | "55P03" | "57014" | "25006" | "25P03" => true,
-        // connection, insufficient resources, operator intervention (shutdown, crash, starting up), input and output
-        _ => {
-            code.starts_with("08")
-                || code.starts_with("53")
-                || code.starts_with("57P0")
-                || code.starts_with("58")
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sorts_sqlstates() {
-        for code in [
-            "08006", "08001", "53300", "53100", "57P01", "57P02", "57P03", "40001", "40P01", "55P03", "57014",
-        ] {
-            assert!(sqlstate_may_pass(code), "{code}");
-        }
-        for code in ["23505", "23514", "42P01", "42703", "28P01", "3D000", "22003", "XX000", "25P02", ""] {
-            assert!(!sqlstate_may_pass(code), "{code}");
-        }
-    }
-
-    #[test]
     fn sorts_what_happens_on_the_way() {
         let broken = sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into());
         assert!(ControlError::Database(broken).may_pass());
-        assert!(ControlError::Database(sqlx::Error::PoolTimedOut).may_pass());
         assert!(ControlError::Timeout(Duration::from_secs(1)).may_pass());
         assert!(!ControlError::Database(sqlx::Error::RowNotFound).may_pass());
-        assert!(!ControlError::Database(sqlx::Error::PoolClosed).may_pass());
         assert!(!ControlError::NoPartitionCount.may_pass());
         let away = MigrateError::Execute(sqlx::Error::Io(std::io::ErrorKind::BrokenPipe.into()));
         assert!(ControlError::from(away).may_pass());

@@ -324,8 +324,18 @@ async fn a_server_that_is_not_there_may_pass_and_a_wrong_address_not() {
 #[tokio::test]
 async fn a_database_that_was_not_migrated_does_not_pass() {
     with_database(&control_database_url(), |database| async move {
-        let error = database.control().await.usage_types().await.unwrap_err();
-        assert!(!error.may_pass(), "{error:?}");
+        let control = database.control().await;
+        let error = control.usage_types().await.unwrap_err();
+        assert!(matches!(error, ControlError::NotMigrated(_)) && !error.may_pass(), "{error:?}");
+        assert!(usage_service::error_chain(&error).contains("usage_types"), "{error:?}");
+        control.migrate().await.unwrap();
+        // As an older version would have left it.
+        sqlx::raw_sql("ALTER TABLE usage_types DROP COLUMN unit CASCADE")
+            .execute(control.pool())
+            .await
+            .unwrap();
+        let error = control.usage_types().await.unwrap_err();
+        assert!(matches!(error, ControlError::NotMigrated(_)), "{error:?}");
     })
     .await;
 }

@@ -11,6 +11,7 @@ pub mod fail_points;
 pub mod health;
 pub mod lifecycle;
 pub mod metric_names;
+pub mod postgres;
 pub mod problem;
 pub mod retry;
 pub mod telemetry;

@@ -29,7 +29,7 @@ use super::encode::{self, Source};
 use super::floor::{Look, Rounds};
 use super::lease::Held;
 use super::sender::{Report, Sender, Ticket, Via};
-use super::session::ServerId;
+use super::session::{self, ServerId};
 use super::{Shared, set_aside};
 use crate::pg_time::PgTime;
 
@@ -125,7 +125,7 @@ impl Markers {
         match self.take_turn(connection, &turn, rounds).await {
             // Delivery goes on, whatever the tables of completeness lack.
             Err(error) if set_aside::is_refusal(&error) => {
-                tracing::error!(error = %usage_service::error_chain(&error), "completeness can't be stored or read");
+                tracing::error!(error = session::reason(&error), "completeness can't be stored or read");
                 rounds.void_completeness();
                 self.checked = false;
                 self.raise(Some(Alarm::Refused));

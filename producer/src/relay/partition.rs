@@ -95,7 +95,12 @@ impl Worker {
         while !stop.is_cancelled() {
             let Some(error) = self.work(&mut backoff).await.err() else { break };
             let wait = backoff.next();
-            tracing::warn!(partition = self.part, error = %error_chain(&error), backoff_ms = wait.as_millis(), "outbox partition lost its database");
+            tracing::warn!(
+                partition = self.part,
+                error = session::reason(&error),
+                backoff_ms = wait.as_millis(),
+                "outbox partition lost its database"
+            );
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(wait) => {}

@@ -5,6 +5,8 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 use usage_service::config::DatabaseConfig;
+use usage_service::error_chain;
+use usage_service::postgres::lacks_tables;
 
 use super::RelayError;
 
@@ -98,6 +100,18 @@ pub(crate) async fn bounded<T>(
     work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     tokio::time::timeout(bound, work).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// What is logged and shown of an error: also what to do, where the outbox is not what this version needs.
+pub(crate) fn reason(error: &sqlx::Error) -> String {
+    let chain = error_chain(error);
+    if lacks_tables(error) {
+        return format!(
+            "the outbox lacks what this version needs (run `usagectl outbox migrate`), or `source_database` or \
+             `relay.schema` names another place: {chain}"
+        );
+    }
+    chain
 }
 
 fn late() -> sqlx::Error {

@@ -106,7 +106,7 @@ impl Supervisor {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
         while !shutdown.is_cancelled() {
             let Some(error) = self.session(&shutdown, &mut backoff).await.err() else { break };
-            let (reason, wait) = (error_chain(&error), backoff.next());
+            let (reason, wait) = (session::reason(&error), backoff.next());
             tracing::warn!(error = reason, backoff_ms = wait.as_millis(), "relay lost the source database");
             self.status.send_modify(|status| status.database = Some(reason));
             tokio::select! {
@@ -296,7 +296,10 @@ impl Supervisor {
             let moved = match self.return_waiting(connection).await {
                 // Leases are more important than waiting rows.
                 Err(error) if set_aside::is_refusal(&error) => {
-                    tracing::error!(error = %error_chain(&error), "waiting outbox rows can't be moved back");
+                    tracing::error!(
+                        error = session::reason(&error),
+                        "waiting outbox rows can't be moved back"
+                    );
                     return Ok(());
                 }
                 moved => moved?,

@@ -39,6 +39,29 @@ async fn cut_connections_lose_nothing() {
     assert_eq!(keys.len(), 300);
 }
 
+#[tokio::test]
+async fn an_outbox_without_its_tables_is_waited_for_and_the_status_says_what_makes_them() {
+    let (source, topic) = (Source::new().await, Topic::new(3).await);
+    let rename = async |from: &str, to: &str| {
+        let sql = format!("ALTER TABLE {from} RENAME TO {to}");
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&source.pool).await.unwrap();
+    };
+    source.emit(Uuid::new_v4(), "k").await;
+    rename("usage_outbox_relays", "elsewhere").await;
+    let relay = Running::start(config(&source, &topic));
+    let status = relay.status.clone();
+    until("it says so", async || {
+        let status = status.borrow();
+        let reason = status.database.as_deref().unwrap_or_default();
+        (reason.contains("usagectl outbox migrate") && reason.contains("usage_outbox_relays")).then_some(())
+    })
+    .await;
+    rename("elsewhere", "usage_outbox_relays").await;
+    source.emptied().await;
+    assert_eq!(topic.keys().await, ["k"]);
+    relay.stop().await;
+}
+
 /// The topic appears long after the relay and its rows.
 #[tokio::test]
 async fn a_missing_topic_is_waited_for() {

@@ -6,7 +6,6 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 use usage_limits::{PeriodUse, Window};
-use usage_service::error_chain;
 use usage_service::problem::Problem;
 
 use super::json;
@@ -73,11 +72,7 @@ pub async fn get(
     }
     let mut answers = Vec::new();
     for meter in wanted {
-        let history = allowances.history(&subject, meter, periods).await.map_err(|error| {
-            tracing::warn!(error = %error_chain(&error), "allowances could not be read");
-            let detail = "the allowances' database is not reachable at present, try again";
-            Failure::from(Problem::unavailable(detail, std::time::Duration::from_secs(5)))
-        })?;
+        let history = allowances.history(&subject, meter, periods).await?;
         answers.extend(answer(meter, &history));
     }
     json(&Answer { subject: &subject, allowances: answers })
