@@ -169,9 +169,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pipe");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        // Each end of the pipe opens only while the other does.
-        let writes = shell("writes", &format!("echo x > '{}'", path.display()));
-        let reads = shell("reads", &format!("read x < '{}'", path.display()));
+        // Each end of the pipe opens only while the other does; alone it would wait for ever.
+        let end =
+            |name: &str, verb: &str| shell(name, &format!("timeout 20 sh -c '{verb} {}'", path.display()));
+        let (writes, reads) = (end("writes", "echo x >"), end("reads", "read x <"));
         let failed = run_all(vec![writes, reads], &dir.path().join("out"), &mut Totals::default()).unwrap();
         assert!(failed.is_empty(), "{failed:?}");
     }
