@@ -192,9 +192,7 @@ impl RelayConfig {
         self.database()?;
         relay.keys().map(drop)
     }
-}
 
-impl RelayConfig {
     /// How the source's database is reached.
     pub(crate) fn database(&self) -> Result<Database, RelayError> {
         Database::new(&self.source_database, self.relay.schema.as_deref())
