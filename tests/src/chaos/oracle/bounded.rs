@@ -1,12 +1,13 @@
 //! A tenant that has a quota: which of its records find room is not known outside, but each is stored or a dead letter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
 use super::{Content, Difference, Emission, Fate, Refused, Stored, claimed};
 
 const OVER: &str = "quota_exceeded";
+const CONFLICT: &str = "conflict";
 
 /// The one tenant that has a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,8 @@ pub struct Bounded {
 
 impl Bounded {
     /// Puts the fates of the tenant's records as storage shows them: what is stored had room, so its letters are conflicts or, where it
-    /// came again, nothing; all else must be letters.
+    /// came again, nothing; all else must be letters. A conflict with what was to be kept by a batch that a growth ended before it was
+    /// written, and for which there is no room any more, is a letter of both reasons.
     pub fn settle(self, emissions: &mut [Emission], stored: &[Stored], letters: &mut Vec<Refused>) {
         let own = stored.iter().filter(|row| row.identity.0 == self.tenant);
         let kept: BTreeMap<_, &Content> = own.map(|row| (row.identity, &row.content)).collect();
@@ -32,10 +34,13 @@ impl Bounded {
         if self.exact {
             return;
         }
+        let own = letters.iter().filter(|letter| letter.identity.0 == self.tenant && letter.reason == OVER);
+        let over: BTreeSet<_> = own.map(|letter| (letter.identity, letter.content.clone())).collect();
         letters.retain_mut(|letter| match kept.get(&letter.identity) {
+            None if letter.reason == CONFLICT => !over.contains(&(letter.identity, letter.content.clone())),
             Some(content) if letter.reason == OVER && **content == letter.content => false,
             Some(_) if letter.reason == OVER => {
-                letter.reason = "conflict".into();
+                letter.reason = CONFLICT.into();
                 true
             }
             _ => true,

@@ -271,6 +271,23 @@ fn what_a_quota_has_no_room_for_must_be_a_letter() {
         let other = Bounded { tenant: tenant(1), ..bounded(exact) };
         assert!(found(&rows, &[over(1), over(2)], other).len() > 2);
     }
+    // It was in conflict with one that a batch was to keep, and came again when there was no room.
+    let conflict = |number: usize| refused(&emissions[number], "conflict");
+    let letters = [over(1), over(2), conflict(2)];
+    assert_eq!(found(&rows, &letters, bounded(false)), []);
+    let wrong = [
+        found(&rows, &letters, bounded(true)),
+        // Never refused for the quota; of a record that is stored; of another tenant.
+        found(&rows, &[over(1), conflict(2)], bounded(false)),
+        found(&rows, &[over(1), over(2), conflict(0)], bounded(false)),
+        found(&rows, &letters, Bounded { tenant: tenant(1), ..bounded(false) }),
+    ];
+    for differences in wrong {
+        assert!(
+            differences.iter().any(|found| matches!(found, Difference::WronglyRefused(_))),
+            "{differences:?}"
+        );
+    }
     // It was over the quota, and came again when there was room.
     let rows = [stored(&one), stored(&two)];
     assert_eq!(found(&rows, &[over(1), over(2)], bounded(false)), []);
